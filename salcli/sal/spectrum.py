@@ -1,0 +1,181 @@
+"""Top singular vectors of the centred gradient matrix G (Eq. 5 and 7), without ever building G.
+
+G has m rows of K·D numbers; all that is used of it is products with vectors, or, where few rows
+share a matrix, the m×m matrix of their inner products. Everything is computed in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.linalg import eigh
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor
+
+from salcli.sal.gradients import Factors, FactorSource
+
+# Up to this many rows or columns a small dense eigenproblem is cheaper than an iteration, and exact.
+SMALL_SIDE = 512
+# Squared singular values this far below the largest are rounding errors, not directions …
+RELATIVE_RANK = 1e-12
+# … and so is all that is left when rows and reference cancel to the last digits.
+CANCELLATION = 1e-14
+
+
+@dataclass(frozen=True)
+class CentredGradients:
+    """Rows g_i − ∇̄: `reference` holds one ∇̄ for all rows, or one for each label."""
+
+    source: FactorSource
+    reference: Float[Tensor, "c k d"]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def reference_row(self, chunk: Factors) -> Int[Tensor, " n"]:
+        """Which ∇̄ belongs to which sample of a chunk."""
+        return chunk.label if len(self.reference) > 1 else torch.zeros_like(chunk.label)
+
+    def project(self, V: Float[Tensor, "v k d"]) -> Float[Tensor, "n v"]:
+        """G Vᵀ: the inner product of every row with every vector, streamed."""
+        offset = self._offset(V)
+        parts = [_project(chunk, V) - offset[self.reference_row(chunk)] for chunk in self.source.chunks()]
+        return torch.cat(parts) if parts else V.new_zeros(0, len(V))
+
+    def combine(self, U: Float[Tensor, "n v"]) -> Float[Tensor, "v k d"]:
+        """Uᵀ G: the rows weighted by each column of U and added up, streamed."""
+        total, start = _Total.zeros(U.shape[1], self.reference), 0
+        for chunk in self.source.chunks():
+            total.add(chunk, self.reference_row(chunk), U[start : start + len(chunk)])
+            start += len(chunk)
+        return total.centred(self.reference)
+
+    def covariance_product(self, V: Float[Tensor, "v k d"]) -> Float[Tensor, "v k d"]:
+        """(GᵀG) applied to each vector, in one pass over the rows."""
+        offset, total = self._offset(V), _Total.zeros(len(V), self.reference)
+        for chunk in self.source.chunks():
+            row = self.reference_row(chunk)
+            total.add(chunk, row, _project(chunk, V) - offset[row])
+        return total.centred(self.reference)
+
+    def gram(self) -> Float[Tensor, "n n"]:
+        """G Gᵀ for few rows: (R Rᵀ) ∘ (F Fᵀ), less its centring."""
+        chunks = list(self.source.chunks())
+        R = torch.cat([chunk.residual.double() for chunk in chunks])
+        F = torch.cat([chunk.feature.double() for chunk in chunks])
+        row = torch.cat([self.reference_row(chunk) for chunk in chunks])
+        with_reference = torch.cat([_project(chunk, self.reference) for chunk in chunks])[:, row]  # ⟨g_i, ∇̄_j⟩
+        references = self._offset(self.reference)[row][:, row]
+        return (R @ R.T) * (F @ F.T) - with_reference - with_reference.T + references
+
+    def covariance(self) -> Float[Tensor, "kd kd"]:
+        """GᵀG for few columns, added up chunk by chunk."""
+        reference = self.reference.flatten(1)
+        total = reference.new_zeros(reference.shape[1], reference.shape[1])
+        for chunk in self.source.chunks():
+            rows = chunk.dense().double() - reference[self.reference_row(chunk)]
+            total += rows.T @ rows
+        return total
+
+    def size_before_centring(self) -> float:
+        """Σ ‖g_i‖² + ‖∇̄‖²: what rounding errors of the centred rows are relative to."""
+        squares = self.reference.flatten(1).square().sum(dim=1)
+        total = 0.0
+        for chunk in self.source.chunks():
+            own = chunk.residual.double().square().sum(1) * chunk.feature.double().square().sum(1)
+            total += float((own + squares[self.reference_row(chunk)]).sum())
+        return total
+
+    def _offset(self, V: Tensor) -> Tensor:
+        return self.reference.flatten(1) @ V.flatten(1).T  # c, v
+
+
+def top_singular_vectors(G: CentredGradients, n_vectors: int) -> Float[Tensor, "v k d"]:
+    """Eq. 7: the unit vectors that maximise Σ ⟨v, g_i − ∇̄⟩², largest first.
+
+    Fewer than `n_vectors` where G has a smaller rank, none where all its rows are zero: a vector
+    of singular value zero points anywhere, so a projection on it would mean nothing.
+    """
+    shape = G.reference.shape[1:]
+    small = max(SMALL_SIDE, 4 * n_vectors)
+    if len(G) == 0:
+        return G.reference.new_zeros(0, *shape)
+    if len(G) <= small:
+        values, left = _largest(G.gram(), n_vectors)
+        return _unit(G.combine(left[:, _kept(values, G)]))
+    if shape.numel() <= small:
+        values, right = _largest(G.covariance(), n_vectors)
+    else:
+        values, right = _iterated(G, n_vectors)
+    return right[:, _kept(values, G)].T.reshape(-1, *shape)
+
+
+def _kept(values: Tensor, G: CentredGradients) -> Tensor:
+    """Which squared singular values stand for a direction rather than for rounding errors."""
+    return values > max(RELATIVE_RANK * float(values[0]), CANCELLATION * G.size_before_centring())
+
+
+def _largest(symmetric: Tensor, n_vectors: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues, in falling order, and their eigenvectors as columns."""
+    n = len(symmetric)
+    values, vectors = eigh(symmetric.numpy(), subset_by_index=[max(0, n - n_vectors), n - 1])
+    return torch.from_numpy(values).flip(0), torch.from_numpy(vectors).flip(1)
+
+
+def _iterated(G: CentredGradients, n_vectors: int) -> tuple[Tensor, Tensor]:
+    """The same for the matrix GᵀG of any size, by ARPACK on the smaller side of G."""
+    shape = G.reference.shape[1:]
+    rows_are_fewer = len(G) < shape.numel()
+
+    def product(x: np.ndarray) -> np.ndarray:
+        vector = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))
+        if rows_are_fewer:
+            return G.project(G.combine(vector.reshape(-1, 1))).flatten().numpy()
+        return G.covariance_product(vector.reshape(1, *shape)).flatten().numpy()
+
+    size = len(G) if rows_are_fewer else shape.numel()
+    start = np.random.default_rng(0).standard_normal(size)  # the same each time: results repeat
+    if not product(start).any():  # ARPACK cannot start on a matrix of zeros
+        return torch.zeros(1, dtype=torch.float64), torch.zeros(shape.numel(), 1, dtype=torch.float64)
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+    found, columns = eigsh(operator, k=n_vectors, v0=start)
+    order = np.argsort(found)[::-1].copy()
+    values, vectors = torch.from_numpy(found[order]), torch.from_numpy(columns[:, order])
+    return values, _unit(G.combine(vectors)).flatten(1).T if rows_are_fewer else vectors
+
+
+class _Total:
+    """Σ u_i (g_i − ∇̄) for several columns of u at once, over chunks."""
+
+    def __init__(self, gradients: Tensor, weight: Tensor) -> None:
+        self.gradients = gradients  # v, K, D
+        self.weight = weight  # c, v: how much of each ∇̄ has to be taken away in the end
+
+    @classmethod
+    def zeros(cls, n_vectors: int, reference: Tensor) -> _Total:
+        return cls(
+            reference.new_zeros(n_vectors, *reference.shape[1:]),
+            reference.new_zeros(len(reference), n_vectors),
+        )
+
+    def add(self, chunk: Factors, row: Tensor, U: Tensor) -> None:
+        R, F = chunk.residual.double(), chunk.feature.double()
+        for v in range(U.shape[1]):
+            self.gradients[v] += R.T @ (U[:, v, None] * F)
+        self.weight.index_add_(0, row, U)
+
+    def centred(self, reference: Tensor) -> Tensor:
+        return self.gradients - torch.einsum("cv,ckd->vkd", self.weight, reference)
+
+
+def _project(chunk: Factors, V: Tensor) -> Tensor:
+    """⟨g_i, v⟩ = residual_iᵀ v feature_i, uncentred."""
+    R, F = chunk.residual.double(), chunk.feature.double()
+    return torch.stack([((R @ v) * F).sum(dim=1) for v in V], dim=1) if len(V) else R.new_zeros(len(chunk), 0)
+
+
+def _unit(V: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(V.flatten(1), dim=1).reshape(V.shape)
