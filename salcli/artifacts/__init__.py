@@ -1,0 +1,1 @@
+"""Every file that passes between stages: written atomically, checked when read."""

@@ -1,0 +1,70 @@
+"""Networks on disk: safetensors with JSON metadata. Nothing is unpickled, equal weights are equal bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from salcli.artifacts.atomic import atomic_path
+from salcli.errors import BadArtifactError
+from salcli.models.network import Classifier, NetworkSpec, OodClassifier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from salcli.artifacts.layout import Found
+
+SCHEMA = 1
+KINDS: dict[type[Classifier], str] = {Classifier: "classifier", OodClassifier: "ood-classifier"}
+N = TypeVar("N", bound=Classifier)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a checkpoint says about itself."""
+
+    kind: str
+    schema: int
+    spec: dict[str, Any]
+    about: dict[str, Any]
+
+
+def write_network(path: Path, network: Classifier, made_with: Mapping[str, Any]) -> None:
+    """Store weights and what is needed to build the network again."""
+    header = Header(KINDS[type(network)], SCHEMA, asdict(network.spec), dict(made_with))
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+    with atomic_path(path) as partial:
+        # one metadata entry: the library would write several in random order
+        save_file(tensors, partial, metadata={"salcli": json.dumps(asdict(header), sort_keys=True)})
+
+
+def read_header(found: Found) -> Header:
+    """The metadata alone."""
+    try:
+        with safe_open(found.path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            header = Header(**json.loads(metadata["salcli"]))
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise BadArtifactError(f"{found.path} is damaged or no salcli checkpoint ({error}); {found.cure}") from None
+    if header.schema != SCHEMA:
+        raise BadArtifactError(f"{found.path} has schema {header.schema}, this salcli reads {SCHEMA}; {found.cure}")
+    return header
+
+
+def read_network(found: Found, kind: type[N]) -> N:
+    """Build the network and load its weights, ready for inference."""
+    header = read_header(found)
+    if header.kind != KINDS[kind]:
+        raise BadArtifactError(f"{found.path} holds a network of kind {header.kind}, not {KINDS[kind]}; {found.cure}")
+    network = kind(NetworkSpec.from_json(header.spec))
+    try:
+        with safe_open(found.path, framework="pt") as file:
+            network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (SafetensorError, RuntimeError) as error:
+        raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.cure}") from None
+    return network.eval()

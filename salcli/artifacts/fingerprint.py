@@ -1,0 +1,26 @@
+"""Which file was made with which: fingerprints that later stages compare."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from salcli.errors import BadArtifactError
+
+if TYPE_CHECKING:
+    from salcli.artifacts.layout import Found
+
+
+def fingerprint(found: Found) -> str:
+    """Identifies a file by its content."""
+    with found.path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def check_made_with(found: Found, recorded: str, what: Found) -> None:
+    """Refuse `found` unless it was made with `what`, for example with the classifier that is here now."""
+    here = fingerprint(what)
+    if recorded != here:
+        raise BadArtifactError(
+            f"{found.path} was made with another {what.path.name} ({recorded}) than the one here ({here}); {found.cure}"
+        )

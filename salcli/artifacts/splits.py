@@ -1,0 +1,58 @@
+"""Splits and the wild mixture on disk. The truth about the wild data lies in a file of its own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from salcli.artifacts.hdf5 import read_arrays, write_arrays
+from salcli.data.splits import IdSplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from salcli.artifacts.layout import Found
+    from salcli.data.splits import Index
+
+ID_SPLIT = "id-split"
+WILD_MIXTURE = "wild-mixture"
+WILD_TRUTH = "wild-truth"
+
+
+def write_id_split(path: Path, split: IdSplit, made_with: Mapping[str, Any]) -> None:
+    """Store the four parts."""
+    write_arrays(path, ID_SPLIT, asdict(split), made_with)
+
+
+def read_id_split(found: Found) -> IdSplit:
+    """The four parts."""
+    return IdSplit(**read_arrays(found, ID_SPLIT))
+
+
+def write_wild_mixture(path: Path, source: Index, ood_test: Index, made_with: Mapping[str, Any]) -> None:
+    """Store which images make the wild set, and which OOD images are left for the test."""
+    write_arrays(path, WILD_MIXTURE, {"source": source, "ood_test": ood_test}, made_with)
+
+
+def read_wild_source(found: Found) -> Index:
+    """The wild set: indices that count through the ID data, then through the OOD data."""
+    return read_arrays(found, WILD_MIXTURE)["source"]
+
+
+def read_ood_test(found: Found) -> Index:
+    """The OOD test set: indices into the OOD data."""
+    return read_arrays(found, WILD_MIXTURE)["ood_test"]
+
+
+def write_wild_truth(path: Path, is_ood: NDArray[np.bool_], made_with: Mapping[str, Any]) -> None:
+    """Store the truth."""
+    write_arrays(path, WILD_TRUTH, {"is_ood": is_ood}, made_with)
+
+
+def read_wild_truth(found: Found) -> NDArray[np.bool_]:
+    """For diagnosis only."""
+    return read_arrays(found, WILD_TRUTH)["is_ood"]

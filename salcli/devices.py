@@ -1,0 +1,23 @@
+"""Which device to compute on."""
+
+from __future__ import annotations
+
+import torch
+
+from salcli.errors import DeviceError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The named device, or with `auto` the best one there is."""
+    if name == "auto":
+        has_mps = torch.backends.mps.is_available()
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there_are = (
+            f"{torch.cuda.device_count()} CUDA devices are" if torch.cuda.is_available() else "no CUDA device is"
+        )
+        raise DeviceError(f"device {name}: {there_are} available here; use device: auto or cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise DeviceError("device mps: not available here; use device: auto or cpu")
+    return device

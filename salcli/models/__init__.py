@@ -1,0 +1,1 @@
+"""Networks that expose their features and end in a linear head."""

@@ -1,0 +1,91 @@
+"""The ID classifier h_w and the OOD classifier g_θ on top of any backbone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from salcli.errors import unknown_name
+from salcli.models.small_cnn import SmallCnn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BACKBONES = {"small-cnn": SmallCnn}
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """All that is needed to build a network again. Mean and std are of the ID training images, in [0, 1]."""
+
+    backbone: str
+    n_classes: int
+    mean: tuple[float, ...]  # one for each channel
+    std: tuple[float, ...]
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> NetworkSpec:
+        """The inverse of dataclasses.asdict and JSON."""
+        return cls(content["backbone"], content["n_classes"], tuple(content["mean"]), tuple(content["std"]))
+
+
+class Classifier(nn.Module):
+    """h_w: uint8 images (n, C, H, W) to class logits, through features that the head is linear in."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__()
+        if spec.backbone not in BACKBONES:
+            raise unknown_name("backbone", spec.backbone, BACKBONES)
+        self.spec = spec
+        self.backbone = BACKBONES[spec.backbone](in_channels=len(spec.mean))
+        self.head = nn.Linear(self.backbone.n_features, spec.n_classes)
+        # part of the spec, so not of the weights
+        self.register_buffer("mean", torch.tensor(spec.mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(spec.std)[:, None, None], persistent=False)
+        self.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs and GPUs
+
+    @property
+    def n_features(self) -> int:
+        """The width of the features."""
+        return self.head.in_features
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the head sees (n × D)."""
+        normalised = (images.float() / 255 - self.mean) / self.std
+        features: Tensor = self.backbone(normalised)
+        return features
+
+    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (n × D) and class logits (n × K)."""
+        features = self.features(images)
+        return features, self.head(features)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class logits (n × K)."""
+        return self.features_and_logits(images)[1]
+
+
+class OodClassifier(Classifier):
+    """g_θ: a classifier with one more linear output, positive for ID data (Section 3.2)."""
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__(spec)
+        self.ood_head = nn.Linear(self.n_features, 1)
+
+    @classmethod
+    def on_top_of(cls, classifier: Classifier) -> OodClassifier:
+        """Start from a trained classifier; only the new output starts from random weights."""
+        network = cls(classifier.spec)
+        network.load_state_dict(classifier.state_dict(), strict=False)
+        return network
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Class logits (n × K) and the OOD logit (n), higher = more ID-like."""
+        features = self.features(images)
+        return self.head(features), self.ood_head(features).squeeze(1)

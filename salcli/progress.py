@@ -1,0 +1,38 @@
+"""How long steps tell that they get on. Stages speak to this protocol; who shows it is not their business."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+
+class Task(Protocol):
+    """A step under way."""
+
+    def advance(self, n: int, **values: float) -> None:
+        """n more units are done; `values` are the latest figures worth showing."""
+        ...
+
+
+class Progress(Protocol):
+    """Shows steps."""
+
+    def task(self, name: str, total: int, unit: str) -> AbstractContextManager[Task]:
+        """Begin a step of `total` units."""
+        ...
+
+
+class Silent:
+    """Shows nothing. The default for callers from Python."""
+
+    @contextmanager
+    def task(self, name: str, total: int, unit: str) -> Iterator[Task]:
+        """Begin a step that nobody watches."""
+        yield self
+
+    def advance(self, n: int, **values: float) -> None:
+        """Nobody watches."""
