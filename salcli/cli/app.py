@@ -1,0 +1,58 @@
+"""The Typer application."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from salcli import __version__
+from salcli.cli import stages, views
+from salcli.cli.errors import friendly_errors
+
+if TYPE_CHECKING:
+    from click import Context
+
+HELP = """Find out-of-distribution data with the help of unlabeled data from the wild.
+
+SAL, Separate And Learn (Du et al., ICLR 2024), as stages that `dvc repro` runs when their inputs change.
+By hand: prepare, train-id, extract-grads, filter, train-ood, evaluate, table.
+"""
+
+
+class _Group(TyperGroup):
+    def invoke(self, ctx: Context) -> Any:  # type: ignore[override]
+        with friendly_errors():
+            return super().invoke(ctx)  # type: ignore[arg-type]
+
+
+app = typer.Typer(
+    cls=_Group, help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"salcli {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _salcli(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+PIPELINE, RESULTS = "The pipeline, stage by stage", "Results and files"
+app.command(rich_help_panel=PIPELINE)(stages.prepare)
+app.command("train-id", rich_help_panel=PIPELINE)(stages.train_id)
+app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)
+app.command("filter", rich_help_panel=PIPELINE)(stages.filter_)
+app.command("train-ood", rich_help_panel=PIPELINE)(stages.train_ood)
+app.command(rich_help_panel=PIPELINE)(stages.evaluate)
+app.command(rich_help_panel=RESULTS)(views.table)
+app.command(rich_help_panel=RESULTS)(views.inspect)

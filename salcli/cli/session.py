@@ -1,0 +1,108 @@
+"""One run of a command: its params, its workspace, what it overrode, and what it says at the end."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from salcli.artifacts.layout import SCRATCH, Workspace
+from salcli.data.catalogue import DATA_SETS
+from salcli.errors import unknown_name
+from salcli.params import Params, load_params
+from salcli.params_file import parse_assignment
+from salcli.reporting.console import console
+from salcli.reporting.progress import ConsoleProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from salcli.params import Override
+
+# Where to compute changes how a file is made, not which file it is.
+NOT_A_RESULT = {"device"}
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a stage command works with."""
+
+    params: Params
+    workspace: Workspace
+    chosen: dict[str, str]  # the --ood and --seed that the user gave, as typed
+    ood_sets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    progress: ConsoleProgress
+
+    @classmethod
+    def open(
+        cls,
+        params_file: Path,
+        assignments: list[str] | None,
+        flags: dict[str, Any],
+        *,
+        ood: list[str] | None = None,
+        seed: list[int] | None = None,
+        scratch: bool = False,
+    ) -> Session:
+        """Load params with flags laid over them, and say what they changed."""
+        overrides = dict(parse_assignment(text) for text in assignments or [])
+        overrides |= {key: value for key, value in flags.items() if value is not None}
+        params, changed = load_params(params_file, overrides)
+        is_scratch = scratch or any(override.key not in NOT_A_RESULT for override in changed)
+        _announce(changed, params_file, is_scratch)
+        return cls(
+            params=params,
+            workspace=Workspace(params_file.parent, write_to_scratch=is_scratch, read_from_scratch=scratch),
+            chosen={
+                "--ood": "".join(f" --ood {name}" for name in ood or []),
+                "--seed": "".join(f" --seed {one}" for one in seed or []),
+            },
+            ood_sets=_known_ood(ood, params),
+            seeds=tuple(seed or params.seeds),
+            progress=ConsoleProgress(),
+        )
+
+    def experiments(self) -> list[tuple[str, int]]:
+        """Every OOD set with every seed."""
+        return [(ood, seed) for ood in self.ood_sets for seed in self.seeds]
+
+    def finish(
+        self, written: Iterable[Path], next_command: str, *, takes: tuple[str, ...] = ("--ood", "--seed")
+    ) -> None:
+        """Say what was written and what comes next, with the options that the next command takes as well."""
+        if self.workspace.inputs_from_scratch:
+            names = sorted(set(self.workspace.inputs_from_scratch))
+            console.print(f"read from {SCRATCH}/: {', '.join(names)}", style="yellow", highlight=False)
+        shown = [path.relative_to(self.workspace.root) for path in written]
+        head = ", ".join(str(path) for path in shown[:4])
+        more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
+        console.print(f"wrote {head}{more}", style="dim", highlight=False)
+        if "DVC_STAGE" not in os.environ:  # DVC knows what comes next
+            options = "".join(self.chosen[option] for option in takes)
+            flag = " --scratch" if self.workspace.write_to_scratch else ""
+            console.print(f"next: {next_command}{options}{flag}", style="dim", highlight=False)
+
+
+def _announce(changed: list[Override], params_file: Path, is_scratch: bool) -> None:
+    for override in changed:
+        console.print(
+            f"override: {override.key} = {override.value} ({params_file.name}: {override.in_file})",
+            style="yellow",
+            highlight=False,
+        )
+    if is_scratch:
+        console.print(
+            f"scratch run: writes to {SCRATCH}/, what `dvc repro` builds stays as it is",
+            style="yellow",
+            highlight=False,
+        )
+
+
+def _known_ood(names: list[str] | None, params: Params) -> tuple[str, ...]:
+    known = [name for name, entry in DATA_SETS.items() if entry.role == "ood"]
+    for name in names or []:
+        if name not in known:
+            raise unknown_name("OOD set", name, known)
+    return tuple(names or params.data.ood)

@@ -1,0 +1,215 @@
+"""The stage commands: each is one stage of dvc.yaml."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from salcli.cli.options import Assignments, Device, OodSets, ParamsFile, Scratch, Seeds, override
+
+PARAMS_YAML = Path("params.yaml")
+
+
+class PreparePart(StrEnum):
+    """What `prepare` can make on its own."""
+
+    everything = "all"
+    id_set = "id-set"
+    ood_set = "ood-set"
+    id_split = "split"
+    wild = "wild"
+
+
+class ExtractPart(StrEnum):
+    """What `extract-grads` can make on its own."""
+
+    everything = "all"
+    id_data = "id"
+    wild = "wild"
+
+
+def prepare(
+    part: Annotated[PreparePart, typer.Argument(help="One part of the work, as DVC runs it.")] = PreparePart.everything,
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    seed: Seeds = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+    pi: Annotated[float | None, override("data.pi", "Share of OOD in the wild data.")] = None,
+) -> None:
+    """Decode the data, split the ID data, mix the wild data."""
+    from salcli.cli.session import Session
+    from salcli.reporting.console import console
+    from salcli.reporting.stage_tables import prepared_table
+    from salcli.stages import prepare as stage
+
+    session = Session.open(params, assignments, {"data.pi": pi}, ood=ood, seed=seed, scratch=scratch)
+    workspace, data = session.workspace, session.params.data
+    wanted = set(PreparePart) if part is PreparePart.everything else {part}
+    done = []
+    if PreparePart.id_set in wanted:
+        done.append(stage.prepare_set(workspace, data.id))
+    if PreparePart.ood_set in wanted:
+        done += [stage.prepare_set(workspace, name) for name in session.ood_sets]
+    if PreparePart.id_split in wanted:
+        done += [stage.prepare_split(workspace, data, one_seed) for one_seed in session.seeds]
+    if PreparePart.wild in wanted:
+        done += [stage.prepare_wild(workspace, data, *experiment) for experiment in session.experiments()]
+    console.print(prepared_table(done))
+    session.finish([path for result in done for path in result.written], "salcli train-id", takes=("--seed",))
+
+
+def train_id(
+    params: ParamsFile = PARAMS_YAML,
+    seed: Seeds = None,
+    device: Device = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+    epochs: Annotated[int | None, override("train_id.epochs", "Passes over the ID training data.")] = None,
+    lr: Annotated[float | None, override("train_id.lr", "Learning rate at the start.")] = None,
+    batch_size: Annotated[int | None, override("train_id.batch_size", "Images in a step.")] = None,
+) -> None:
+    """Train the classifier on labeled ID data."""
+    from salcli.cli.session import Session
+    from salcli.reporting.console import console
+    from salcli.reporting.stage_tables import train_id_table
+    from salcli.stages import train_id as stage
+
+    flags = {
+        "device": device,
+        "train_id.epochs": epochs,
+        "train_id.lr": lr,
+        "train_id.batch_size": batch_size,
+    }
+    session = Session.open(params, assignments, flags, seed=seed, scratch=scratch)
+    done = [stage.run(session.workspace, session.params, one, session.progress) for one in session.seeds]
+    console.print(train_id_table(done))
+    session.finish([path for result in done for path in result.written], "salcli extract-grads")
+
+
+def extract_grads(
+    part: Annotated[ExtractPart, typer.Argument(help="One part of the work, as DVC runs it.")] = ExtractPart.everything,
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    seed: Seeds = None,
+    device: Device = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+    batch_size: Annotated[int | None, override("extract_grads.batch_size", "Images in a pass.")] = None,
+) -> None:
+    """Take the gradients of ID and wild data."""
+    from salcli.cli.session import Session
+    from salcli.reporting.console import console
+    from salcli.reporting.stage_tables import gradients_table
+    from salcli.stages import extract_grads as stage
+
+    flags = {"device": device, "extract_grads.batch_size": batch_size}
+    session = Session.open(params, assignments, flags, ood=ood, seed=seed, scratch=scratch)
+    done = []
+    if part is not ExtractPart.wild:
+        for one in session.seeds:
+            done += stage.run_id(session.workspace, session.params, one, session.progress)
+    if part is not ExtractPart.id_data:
+        for experiment in session.experiments():
+            done.append(stage.run_wild(session.workspace, session.params, *experiment, session.progress))
+    console.print(gradients_table(done))
+    session.finish([result.written for result in done], "salcli filter")
+
+
+def filter_(
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    seed: Seeds = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+    threshold_quantile: Annotated[
+        float | None, override("filter.threshold_quantile", "Quantile of the calibration scores.")
+    ] = None,
+    calibration: Annotated[str | None, override("filter.calibration", "holdout, train or id-svd.")] = None,
+    svd: Annotated[str | None, override("filter.svd", "class-conditional or class-agnostic.")] = None,
+    score: Annotated[str | None, override("filter.score", "sal or gradnorm.")] = None,
+    n_vectors: Annotated[int | None, override("filter.n_vectors", "Singular vectors to project on.")] = None,
+) -> None:
+    """Separate the candidate outliers from the wild data."""
+    from salcli.cli.session import Session
+    from salcli.reporting.console import console
+    from salcli.reporting.filter_view import filter_view
+    from salcli.stages import filter as stage
+
+    flags = {
+        "filter.threshold_quantile": threshold_quantile,
+        "filter.calibration": calibration,
+        "filter.svd": svd,
+        "filter.score": score,
+        "filter.n_vectors": n_vectors,
+    }
+    session = Session.open(params, assignments, flags, ood=ood, seed=seed, scratch=scratch)
+    done = [stage.run(session.workspace, session.params.filter, *experiment) for experiment in session.experiments()]
+    console.print(filter_view(done, session.params.filter))
+    session.finish([path for result in done for path in result.written], "salcli train-ood")
+
+
+def train_ood(
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    seed: Seeds = None,
+    device: Device = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+    epochs: Annotated[int | None, override("train_ood.epochs", "Passes over the ID training data.")] = None,
+    lr: Annotated[float | None, override("train_ood.lr", "Learning rate at the start.")] = None,
+    loss_weight: Annotated[float | None, override("train_ood.loss_weight", "Weight of the binary loss.")] = None,
+    candidate_id: Annotated[
+        bool | None, override("train_ood.candidate_id", "Let wild samples below the threshold count as ID.")
+    ] = None,
+) -> None:
+    """Train the OOD classifier with the candidate outliers."""
+    from salcli.cli.session import Session
+    from salcli.reporting.console import console
+    from salcli.reporting.stage_tables import train_ood_table
+    from salcli.stages import train_ood as stage
+
+    flags = {
+        "device": device,
+        "train_ood.epochs": epochs,
+        "train_ood.lr": lr,
+        "train_ood.loss_weight": loss_weight,
+        "train_ood.candidate_id": candidate_id,
+    }
+    session = Session.open(params, assignments, flags, ood=ood, seed=seed, scratch=scratch)
+    done = [
+        stage.run(session.workspace, session.params, *experiment, session.progress)
+        for experiment in session.experiments()
+    ]
+    console.print(train_ood_table(done))
+    session.finish([path for result in done for path in result.written], "salcli evaluate")
+
+
+def evaluate(
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    seed: Seeds = None,
+    device: Device = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+    method: Annotated[list[str] | None, override("evaluate.methods", "Method; repeat for several.")] = None,
+    knn_k: Annotated[int | None, override("evaluate.knn_k", "Neighbours that KNN looks at.")] = None,
+) -> None:
+    """Score the test sets with every method: FPR95, AUROC, AUPR, accuracy."""
+    from salcli.cli.session import Session
+    from salcli.reporting.console import console
+    from salcli.reporting.results import Results
+    from salcli.reporting.results_table import rich_table
+    from salcli.stages import evaluate as stage
+
+    flags = {"device": device, "evaluate.methods": method or None, "evaluate.knn_k": knn_k}
+    session = Session.open(params, assignments, flags, ood=ood, seed=seed, scratch=scratch)
+    done = [
+        stage.run(session.workspace, session.params, *experiment, session.progress)
+        for experiment in session.experiments()
+    ]
+    console.print(rich_table(Results.from_evaluations(done)))
+    session.finish([path for result in done for path in result.written], "salcli table", takes=())

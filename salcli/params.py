@@ -1,0 +1,213 @@
+"""params.yaml as frozen, typed sections. Holds no defaults: every key stands in the file."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from salcli.data.catalogue import DATA_SETS
+from salcli.errors import ParamsError, did_you_mean, unknown_name
+from salcli.params_file import lookup, read_yaml, with_overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Method = Literal["sal", "msp", "energy", "knn"]
+
+
+def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    repeated = sorted({str(item) for item in items if items.count(item) > 1})
+    if repeated:
+        raise ValueError(f"must name each item once, got {', '.join(repeated)} more than once")
+    return items
+
+
+def _data_set(role: Literal["id", "ood"]) -> AfterValidator:
+    def check(name: str) -> str:
+        known = [entry.name for entry in DATA_SETS.values() if entry.role == role]
+        if name not in known:
+            raise ValueError(str(unknown_name(f"{role.upper()} set", name, known)))
+        return name
+
+    return AfterValidator(check)
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise ValueError(str(unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])))
+    return name
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class IdShares(_Section):
+    """Shares of the four disjoint parts of the ID data."""
+
+    train: Share
+    calibration: Share
+    wild: Share
+    test: Share
+
+    @model_validator(mode="after")
+    def _add_up(self) -> Self:
+        total = self.train + self.calibration + self.wild + self.test
+        if not math.isclose(total, 1, abs_tol=1e-6):
+            raise ValueError(f"must add up to 1, got {total:g}")
+        return self
+
+
+class DataParams(_Section):
+    """What is ID, what is OOD, and how they are mixed."""
+
+    id: Annotated[str, _data_set("id")]
+    ood: Annotated[
+        tuple[Annotated[str, _data_set("ood")], ...],
+        Field(min_length=1, strict=False),
+        AfterValidator(_each_once),
+    ]
+    pi: Annotated[float, Field(gt=0, le=1)]
+    id_shares: IdShares
+    ood_wild_share: Share
+
+
+class ModelParams(_Section):
+    """The network."""
+
+    backbone: Literal["small-cnn"]
+
+
+class TrainParams(_Section):
+    """A training run: SGD with Nesterov momentum and a cosine schedule."""
+
+    epochs: Count
+    batch_size: Annotated[int, Field(ge=2, strict=True)]
+    lr: Positive
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    weight_decay: NotNegative
+
+
+class ExtractGradsParams(_Section):
+    """The pass over ID and wild data."""
+
+    batch_size: Count
+
+
+class FilterParams(_Section):
+    """How candidate outliers are separated from the wild data."""
+
+    score: Literal["sal", "gradnorm"]
+    threshold_quantile: Share
+    calibration: Literal["holdout", "train", "id-svd"]
+    svd: Literal["class-conditional", "class-agnostic"]
+    reference: Literal["class-conditional", "global"]
+    n_vectors: Count
+    gradient: Literal["full", "predicted-row"]
+    labels: Literal["predicted", "random"]
+
+
+class TrainOodParams(TrainParams):
+    """How the OOD classifier is trained."""
+
+    loss_weight: Positive
+    candidate_id: bool
+
+
+class EvaluateParams(_Section):
+    """Which methods are compared."""
+
+    methods: Annotated[tuple[Method, ...], Field(min_length=1, strict=False), AfterValidator(_each_once)]
+    knn_k: Count
+    batch_size: Count
+
+
+class Params(_Section):
+    """All of params.yaml."""
+
+    seeds: Annotated[
+        tuple[Annotated[int, Field(ge=0, lt=2**32, strict=True)], ...],
+        Field(min_length=1, strict=False),
+        AfterValidator(_each_once),
+    ]
+    device: Annotated[str, AfterValidator(_device)]
+    data: DataParams
+    model: ModelParams
+    train_id: TrainParams
+    extract_grads: ExtractGradsParams
+    filter: FilterParams
+    train_ood: TrainOodParams
+    evaluate: EvaluateParams
+
+
+@dataclass(frozen=True)
+class Override:
+    """A value that a flag put in place of the file's."""
+
+    key: str
+    value: Any
+    in_file: Any
+
+
+def load_params(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Params, list[Override]]:
+    """Parse the file with `overrides` (dotted key → value) laid over it, and say which of them changed it."""
+    raw = read_yaml(path)
+    changed = [
+        Override(key, value, lookup(raw, key)) for key, value in (overrides or {}).items() if lookup(raw, key) != value
+    ]
+    merged = with_overrides(raw, overrides or {})
+    try:
+        return Params.model_validate(merged), changed
+    except ValidationError as error:
+        lines = [_explain(detail) for detail in error.errors()]
+        width = max(len(key) for key, _ in lines)
+        listing = "\n".join(f"  {key:<{width}}  {message}" for key, message in lines)
+        raise ParamsError(f"{path.name} is not valid\n{listing}") from None
+
+
+def _explain(detail: ErrorDetails) -> tuple[str, str]:
+    """The dotted key and one sentence."""
+    where = [str(part) for part in detail["loc"]]
+    key, value = ".".join(where), detail["input"]
+    match detail["type"]:
+        case "extra_forbidden":
+            return key, f"no such key{did_you_mean(where[-1], _keys_of_section(where[:-1]))}"
+        case "missing":
+            return key, "is missing"
+        case "literal_error":
+            expected = detail["ctx"]["expected"]
+            choices = re.findall(r"'(.*?)'", expected)
+            return key, f"must be {expected}, got {value!r}{did_you_mean(str(value), choices)}"
+        case "value_error":
+            return key, str(detail["ctx"]["error"])
+        case "frozen_instance" | "model_type" | "model_attributes_type":
+            return key or "the file", f"must be a section of keys and values, got {value!r}"
+        case _:
+            message = detail["msg"].replace("Input should be", "must be").replace("Tuple should", "must")
+            return key, f"{message}, got {value!r}{_as_share(value)}"
+
+
+def _as_share(value: Any) -> str:
+    """People write 95 for 0.95."""
+    is_percentage = isinstance(value, int | float) and not isinstance(value, bool) and 1 < value < 100
+    return f" (did you mean {value / 100:g}?)" if is_percentage else ""
+
+
+def _keys_of_section(where: list[str]) -> list[str]:
+    section: Any = Params
+    for part in where:
+        section = section.model_fields[part].annotation
+    return list(section.model_fields)

@@ -1,0 +1,70 @@
+"""Reading params.yaml as plain values, and laying overrides over it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from salcli.errors import ParamsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file's keys and values. YAML 1.2, as DVC reads it: 1e-3 is a number."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ParamsError(
+            f"{path} does not exist; start salcli in a folder with a params.yaml, or name one with --params"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParamsError(f"{path} cannot be read: {error}") from None
+    try:
+        content = YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ParamsError(f"{path.name}{line} is not valid YAML: {error.problem}") from None
+    except YAMLError as error:
+        raise ParamsError(f"{path.name} is not valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ParamsError(f"{path.name} must hold keys and values, got {type(content).__name__}")
+    return content
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """KEY=VALUE of --set: a dotted key and a YAML value."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ParamsError(f"--set {text}: must be KEY=VALUE, for example --set filter.threshold_quantile=0.9")
+    try:
+        return key.strip(), YAML(typ="safe", pure=True).load(value)
+    except YAMLError:
+        raise ParamsError(f"--set {text}: {value!r} is not a valid YAML value") from None
+
+
+def lookup(content: Mapping[str, Any], key: str) -> Any:
+    """The value behind a dotted key, None where there is none."""
+    value: Any = content
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with every dotted key set. Unknown keys are set too: validation then names them."""
+    merged = deepcopy(dict(content))
+    for key, value in overrides.items():
+        *sections, last = key.split(".")
+        target = merged
+        for section in sections:
+            if not isinstance(target.get(section), dict):
+                target[section] = {}
+            target = target[section]
+        target[last] = value
+    return merged

@@ -1,0 +1,116 @@
+"""What `inspect` shows of a file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+from rich.console import Group
+from rich.pretty import Pretty
+from rich.text import Text
+
+from salcli.artifacts.layout import Found
+from salcli.errors import BadArtifactError, MissingArtifactError
+from salcli.reporting.stage_tables import plain_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+def file_view(path: Path, top: int) -> Group:
+    """Look at the content, not at the name."""
+    if not path.is_file():
+        raise MissingArtifactError(f"{path} is not a file")
+    size = Text(f"{path}  {path.stat().st_size:,} bytes", style="bold")
+    parts = _hdf5(path, top) if h5py.is_hdf5(path) else _other(path)
+    return Group(size, *parts)
+
+
+def _other(path: Path) -> list[RenderableType]:
+    if path.suffix == ".safetensors":
+        return _checkpoint(path)
+    if path.suffix == ".json":
+        try:
+            return [Pretty(json.loads(path.read_text(encoding="utf-8")))]
+        except ValueError as error:
+            raise BadArtifactError(f"{path} is not valid JSON: {error}") from None
+    raise BadArtifactError(f"{path} is no checkpoint, no HDF5 file and no JSON file that salcli could show")
+
+
+def _checkpoint(path: Path) -> list[RenderableType]:
+    from safetensors import safe_open
+
+    from salcli.artifacts.checkpoint import read_header
+
+    header = read_header(Found(path))
+    table = plain_table("Weights", "tensor", "shape", "numbers")
+    total = 0
+    with safe_open(path, framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118
+            shape = file.get_slice(name).get_shape()
+            count = int(np.prod(shape))
+            total += count
+            table.add_row(name, " × ".join(map(str, shape)) or "–", f"{count:,}")
+    table.add_section()
+    table.add_row("all", "", f"{total:,}")
+    return [_facts({"kind": header.kind, **header.spec, **header.about}), table]
+
+
+def _hdf5(path: Path, top: int) -> list[RenderableType]:
+    with h5py.File(path, "r") as file:
+        kind = str(file.attrs.get("kind", "unknown"))
+        about = json.loads(file.attrs.get("about", "{}"))
+        table = plain_table("Arrays", "array", "shape", "type", "smallest", "largest")
+
+        def add(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset):
+                low, high = _extremes(item)
+                table.add_row(name, " × ".join(map(str, item.shape)), str(item.dtype), low, high)
+
+        file.visititems(add)
+        parts: list[RenderableType] = [_facts({"kind": kind, **about}), table]
+        if kind == "candidates" and top:
+            parts.append(_top_candidates(file, top))
+        if kind == "gradients":
+            parts.append(_classes(file))
+    return parts
+
+
+def _facts(facts: dict[str, Any]) -> Table:
+    table = plain_table("", "about", "")
+    table.columns[1].justify = "left"
+    for name, value in facts.items():
+        shown = ", ".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(name, shown)
+    return table
+
+
+def _extremes(dataset: h5py.Dataset) -> tuple[str, str]:
+    if dataset.size == 0 or dataset.dtype == bool:
+        return "", ""
+    rows = range(0, len(dataset), 65_536)
+    chunks = [(dataset[start : start + 65_536].min(), dataset[start : start + 65_536].max()) for start in rows]
+    return f"{min(low for low, _ in chunks):.4g}", f"{max(high for _, high in chunks):.4g}"
+
+
+def _top_candidates(file: h5py.File, top: int) -> Table:
+    table = plain_table(f"Top {top} candidates", "place in the wild set", "score", "predicted class")
+    for row in np.argsort(-file["tau"][:], kind="stable")[:top]:
+        table.add_row(str(file["index"][row]), f"{file['tau'][row]:.4g}", str(file["predicted"][row]))
+    return table
+
+
+def _classes(file: h5py.File) -> Table:
+    table = plain_table("Samples of each class", "class", "label", "predicted")
+    n_classes = file["residual"].shape[1]
+    counts = [np.bincount(file[name][:], minlength=n_classes) for name in ("label", "predicted")]
+    for k in range(min(n_classes, 20)):
+        table.add_row(str(k), f"{counts[0][k]:,}", f"{counts[1][k]:,}")
+    if n_classes > 20:
+        table.add_row("…", "", "")
+    return table

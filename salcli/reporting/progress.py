@@ -1,0 +1,70 @@
+"""Progress bars with rate and time left; plain lines where nobody watches a terminal."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from salcli.reporting.console import console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class ConsoleProgress:
+    """Shows tasks on the console."""
+
+    @contextmanager
+    def task(self, name: str, total: int, unit: str) -> Iterator[_Meter]:
+        """Begin a task of `total` units."""
+        meter = _Meter(name, total, unit)
+        if not console.is_terminal:
+            yield meter
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[rate]}", style="dim"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[values]}", style="cyan"),
+        )
+        with Progress(*columns, console=console) as bars:
+            meter.attach(bars, bars.add_task(name, total=total, rate="", values=""))
+            yield meter
+
+
+class _Meter:
+    """Counts what is done, and shows it."""
+
+    def __init__(self, name: str, total: int, unit: str) -> None:
+        self._name, self._total, self._unit = name, total, unit
+        self._done = 0
+        self._started = self._last_line = time.monotonic()
+        self._bar: tuple[Progress, TaskID] | None = None
+
+    def attach(self, bars: Progress, task: TaskID) -> None:
+        """Show a bar from now on."""
+        self._bar = bars, task
+
+    def advance(self, n: int, **values: float) -> None:
+        """n more units are done."""
+        self._done += n
+        now = time.monotonic()
+        rate = self._done / max(now - self._started, 1e-9)
+        shown = " ".join(f"{name} {value:.4g}" for name, value in values.items())
+        if self._bar:
+            bars, task = self._bar
+            bars.update(task, completed=self._done, rate=f"{rate:,.0f} {self._unit}/s", values=shown)
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            left = (self._total - self._done) / rate
+            console.print(
+                f"{self._name}: {self._done / self._total:.0%}, {rate:,.0f} {self._unit}/s, {left:.0f} s left {shown}",
+                highlight=False,
+            )

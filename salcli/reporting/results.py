@@ -1,0 +1,142 @@
+"""All evaluations of a workspace as one table of figures: mean and std over seeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from salcli.errors import BadArtifactError, MissingArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from salcli.stages.evaluate import Evaluated
+
+METRICS = {
+    "fpr95": "FPR95 ↓",
+    "auroc": "AUROC ↑",
+    "aupr_in": "AUPR-in ↑",
+    "aupr_out": "AUPR-out ↑",
+    "id_accuracy": "ID acc. ↑",
+}
+LOWER_IS_BETTER = {"fpr95"}
+AVERAGE = "average"
+SHARED_SAMPLES = {"n_id_train": "ID train", "n_calibration": "ID calibration", "n_wild": "wild", "id_test": "ID test"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one OOD set, in percent. `best` names the metrics in which no other method beats it."""
+
+    ood: str
+    method: str
+    n_seeds: int
+    mean: dict[str, float]
+    std: dict[str, float]  # NaN for a single seed
+    best: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Results:
+    """runs: one line for each OOD set, seed and method, metrics in percent. samples: counts by name."""
+
+    runs: pd.DataFrame
+    samples: dict[str, str]
+
+    @classmethod
+    def from_evaluations(cls, done: Sequence[Evaluated]) -> Results:
+        """What `evaluate` just computed."""
+        runs = [
+            _run(result.ood, result.seed, method, {**asdict(own), "id_accuracy": result.id_accuracy[method]})
+            for result in done
+            for method, own in result.metrics.items()
+        ]
+        counts = [(result.ood, {"id_test": result.n_id_test, "ood_test": result.n_ood_test}) for result in done]
+        return cls(pd.DataFrame(runs), _samples(counts))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Results:
+        """Every metrics.json below folder/SEED/OOD/."""
+        runs, counts = [], []
+        for path in sorted(folder.glob("*/*/metrics.json")):
+            ood, seed = path.parent.name, int(path.parent.parent.name)
+            own, filtered = _read(path), path.with_name("filter.json")
+            counts.append((ood, {**own.pop("samples"), **(_read(filtered) if filtered.exists() else {})}))
+            runs += [_run(ood, seed, method, figures) for method, figures in own.items()]
+        if not runs:
+            raise MissingArtifactError(
+                f"there is no evaluation below {folder} yet; make one with: dvc repro, or salcli evaluate"
+            )
+        return cls(pd.DataFrame(runs), _samples(counts))
+
+    @property
+    def ood_sets(self) -> list[str]:
+        """In the order they were found."""
+        return list(self.runs["ood"].unique())
+
+    @property
+    def n_seeds(self) -> int:
+        """How many seeds there are."""
+        return int(self.runs["seed"].nunique())
+
+    def rows(self) -> list[Row]:
+        """Every OOD set, then their average (within a seed first, then over seeds); best method first."""
+        metrics = list(METRICS)
+        averages = self.runs.groupby(["method", "seed"], sort=False)[metrics].mean().reset_index()
+        ranking = averages.groupby("method")["fpr95"].mean().sort_values(kind="stable").index
+        groups = [(ood, self.runs[self.runs["ood"] == ood]) for ood in self.ood_sets]
+        if len(groups) > 1:
+            groups.append((AVERAGE, averages))
+        return [row for ood, runs in groups for row in _rows(ood, runs, list(ranking))]
+
+
+def _rows(ood: str, runs: pd.DataFrame, ranking: list[str]) -> list[Row]:
+    grouped = runs.groupby("method")[list(METRICS)]
+    mean, std, n_seeds = grouped.mean().astype(float), grouped.std().astype(float), grouped.size()
+    shown = mean.round(1)  # what looks equal is equally good
+    best = {metric: shown[metric].min() if metric in LOWER_IS_BETTER else shown[metric].max() for metric in METRICS}
+    return [
+        Row(
+            ood=ood,
+            method=method,
+            n_seeds=int(n_seeds[method]),
+            mean={metric: float(mean[metric][method]) for metric in METRICS},
+            std={metric: float(std[metric][method]) for metric in METRICS},
+            best=frozenset(metric for metric in METRICS if shown.at[method, metric] == best[metric]),
+        )
+        for method in ranking
+        if method in mean.index
+    ]
+
+
+def _run(ood: str, seed: int, method: str, figures: dict[str, float]) -> dict[str, Any]:
+    return {"ood": ood, "seed": seed, "method": method, **{name: 100 * figures[name] for name in METRICS}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadArtifactError(f"{path} is not valid JSON ({error}); make it again: dvc repro") from None
+    return content
+
+
+def _samples(counts: list[tuple[str, dict[str, int]]]) -> dict[str, str]:
+    """How many samples each set has; a range where runs differ."""
+    samples = {name: _range([own[key] for _, own in counts if key in own]) for key, name in SHARED_SAMPLES.items()}
+    for ood in dict.fromkeys(ood for ood, _ in counts):
+        own_counts = [own for name, own in counts if name == ood]
+        samples[f"{ood} test"] = _range([own["ood_test"] for own in own_counts])
+        samples[f"{ood} candidates"] = _range([own["n_candidates"] for own in own_counts if "n_candidates" in own])
+    return {name: text for name, text in samples.items() if text}
+
+
+def _range(values: list[int]) -> str:
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"

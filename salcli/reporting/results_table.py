@@ -1,0 +1,98 @@
+"""The results table in every format."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+
+from salcli.metrics_convention import FPR95_CONVENTION
+from salcli.reporting.results import AVERAGE, METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from salcli.reporting.results import Results, Row
+
+LABELS = {"sal": "SAL", "msp": "MSP", "energy": "Energy", "knn": "KNN"}
+HEADER = ["OOD test set", "method", *METRICS.values()]
+
+
+def rich_table(results: Results) -> Table:
+    """For the terminal."""
+    table = Table(title="OOD detection, in %", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for place, name in enumerate(HEADER):
+        table.add_column(name, justify="right" if place > 1 else "left")
+    for row, is_new_set in _with_breaks(results.rows()):
+        if is_new_set and table.row_count:
+            table.add_section()
+        table.add_row(row.ood if is_new_set else "", *_cells(row, "[bold]{}[/bold]"))
+    table.caption = "\n".join(_notes(results))
+    table.caption_justify = "left"
+    return table
+
+
+def markdown(results: Results) -> str:
+    """For a README."""
+    lines = [" | ".join(HEADER), " | ".join(["---", "---", *["---:"] * len(METRICS)])]
+    lines += [" | ".join([row.ood, *_cells(row, "**{}**")]) for row in results.rows()]
+    return "\n".join([*(f"| {line} |" for line in lines), "", *_notes(results)])
+
+
+def latex(results: Results) -> str:
+    """For a paper (booktabs)."""
+    lines = [" & ".join(HEADER), r"\midrule"]
+    for row, is_new_set in _with_breaks(results.rows()):
+        if is_new_set and len(lines) > 2:
+            lines.append(r"\midrule")
+        lines.append(" & ".join([row.ood if is_new_set else "", *_cells(row, r"\textbf{{{}}}")]))
+    body = "\n".join(line if line == r"\midrule" else line + r" \\" for line in lines)
+    for symbol, command in {"↓": r"$\downarrow$", "↑": r"$\uparrow$", "±": r"$\pm$", "_": r"\_"}.items():
+        body = body.replace(symbol, command)
+    columns = "ll" + "r" * len(METRICS)
+    notes = "\n".join(f"% {note}" for note in _notes(results))
+    return f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n{notes}"
+
+
+def flat(results: Results) -> pd.DataFrame:
+    """For programs: one line for each OOD set and method."""
+    return pd.DataFrame(
+        {
+            "ood": row.ood,
+            "method": row.method,
+            "n_seeds": row.n_seeds,
+            **{f"{metric}_mean": row.mean[metric] for metric in METRICS},
+            **{f"{metric}_std": row.std[metric] for metric in METRICS},
+        }
+        for row in results.rows()
+    )
+
+
+def _with_breaks(rows: list[Row]) -> Iterator[tuple[Row, bool]]:
+    """Each row, and whether it is the first of its OOD set."""
+    yield rows[0], True
+    for previous, row in pairwise(rows):
+        yield row, row.ood != previous.ood
+
+
+def _cells(row: Row, bold: str) -> list[str]:
+    """The method and its figures."""
+    figures = []
+    for metric in METRICS:
+        mean, std = row.mean[metric], row.std[metric]
+        text = f"{mean:.1f}" if math.isnan(std) else f"{mean:.1f} ± {std:.1f}"
+        figures.append(bold.format(text) if metric in row.best else text)
+    return [LABELS.get(row.method, row.method), *figures]
+
+
+def _notes(results: Results) -> list[str]:
+    notes = [FPR95_CONVENTION]
+    if results.n_seeds > 1:
+        over_sets = f" ({AVERAGE}: over the OOD sets)" if len(results.ood_sets) > 1 else ""
+        notes.append(f"Mean ± std over {results.n_seeds} seeds{over_sets}; best in bold; sorted by average FPR95.")
+    notes.append("Samples: " + ", ".join(f"{name} {text}" for name, text in results.samples.items()) + ".")
+    return notes

@@ -1,0 +1,78 @@
+"""One small table for each stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from salcli.stages.extract_grads import ExtractedGradients
+    from salcli.stages.prepare import Prepared
+    from salcli.stages.train_id import TrainedClassifier
+    from salcli.stages.train_ood import TrainedOodClassifier
+
+
+def plain_table(title: str, *columns: str) -> Table:
+    """The house style: first column to the left, figures to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left")
+    return table
+
+
+def prepared_table(done: Sequence[Prepared]) -> Table:
+    """How many samples there are of what."""
+    table = plain_table("Prepared data", "what", "samples")
+    for result in done:
+        table.add_row(result.what, "  ".join(f"{name} {count:,}" for name, count in result.counts.items() if count))
+    return table
+
+
+def train_id_table(done: Sequence[TrainedClassifier]) -> Table:
+    """Accuracy of each classifier."""
+    table = plain_table("ID classifier", "seed", "epochs", "last loss", "train accuracy", "test accuracy")
+    for result in done:
+        table.add_row(
+            str(result.seed),
+            str(result.last_epoch.epoch),
+            f"{result.last_epoch.loss:.4f}",
+            f"{result.train_accuracy:.2%}",
+            f"{result.test_accuracy:.2%}",
+        )
+    return table
+
+
+def gradients_table(done: Sequence[ExtractedGradients]) -> Table:
+    """Size of each gradient file, and of the dense matrix it stands for."""
+    table = plain_table("Gradients", "data", "seed", "samples", "classes × features", "of the dense size")
+    for result in done:
+        stored, dense = result.n_classes + result.n_features, result.n_classes * result.n_features
+        table.add_row(
+            result.what,
+            str(result.seed),
+            f"{result.n_samples:,}",
+            f"{result.n_classes} × {result.n_features}",
+            f"{stored / dense:.1%}",
+        )
+    return table
+
+
+def train_ood_table(done: Sequence[TrainedOodClassifier]) -> Table:
+    """The last epoch of each OOD classifier."""
+    table = plain_table(
+        "OOD classifier", "wild OOD", "seed", "candidates", "epochs", "last loss", "ID accuracy (train)"
+    )
+    for result in done:
+        table.add_row(
+            result.ood,
+            str(result.seed),
+            f"{result.n_candidates:,}",
+            str(result.last_epoch.epoch),
+            f"{result.last_epoch.loss:.4f}",
+            f"{result.last_epoch.accuracy:.2%}",
+        )
+    return table

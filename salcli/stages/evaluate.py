@@ -1,0 +1,186 @@
+"""evaluate: score the ID and OOD test sets once with every method, and compute the metrics."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from salcli.artifacts import layout
+from salcli.artifacts.atomic import write_text
+from salcli.artifacts.checkpoint import read_header, read_network
+from salcli.artifacts.curve import write_curve
+from salcli.artifacts.fingerprint import check_made_with
+from salcli.artifacts.gradients import GradientFile
+from salcli.artifacts.hdf5 import write_arrays
+from salcli.devices import resolve_device
+from salcli.errors import ParamsError
+from salcli.inference import in_batches
+from salcli.metrics import OodMetrics, ood_metrics, roc_points
+from salcli.models.network import Classifier, OodClassifier
+from salcli.progress import Silent
+from salcli.rivals.posthoc import energy, knn, msp
+from salcli.stages.inputs import LabeledImages, id_images, ood_test_images
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from salcli.artifacts.layout import Workspace
+    from salcli.params import Params
+    from salcli.progress import Progress, Task
+
+SCORES_KIND = "test-scores"
+N_BINS = 60
+
+
+@dataclass(frozen=True)
+class TestScores:
+    """One method's scores (higher = more ID-like) and the accuracy of the network they come from."""
+
+    id: np.ndarray
+    ood: np.ndarray
+    id_accuracy: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The metrics of every method on one OOD set."""
+
+    ood: str
+    seed: int
+    metrics: dict[str, OodMetrics]
+    id_accuracy: dict[str, float]
+    n_id_test: int
+    n_ood_test: int
+    written: list[Path]
+
+
+def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Progress | None = None) -> Evaluated:
+    """Evaluate all methods of params.yaml on one OOD set."""
+    methods: tuple[str, ...] = params.evaluate.methods
+    id_test = id_images(workspace, params.data.id, "test", seed)
+    ood_test = ood_test_images(workspace, ood, seed)
+    n_networks = ("sal" in methods) + any(method != "sal" for method in methods)
+    n_images = n_networks * (len(id_test) + len(ood_test))
+    with (progress or Silent()).task(f"evaluate, {ood}, seed {seed}", n_images, "images") as task:
+        test = _Test(workspace, params, ood, seed, id_test, ood_test, task)
+        found = (_sal_scores(test) if "sal" in methods else {}) | _rival_scores(test)
+    scores = {method: found[method] for method in methods}
+    written = [
+        workspace.target(place(ood, seed))
+        for place in (layout.test_scores, layout.metrics, layout.roc, layout.score_histogram)
+    ]
+    result = Evaluated(
+        ood=ood,
+        seed=seed,
+        metrics={method: ood_metrics(own.id, own.ood) for method, own in scores.items()},
+        id_accuracy={method: own.id_accuracy for method, own in scores.items()},
+        n_id_test=len(id_test),
+        n_ood_test=len(ood_test),
+        written=written,
+    )
+    arrays = {f"{method}/{side}": getattr(own, side) for method, own in scores.items() for side in ("id", "ood")}
+    write_arrays(written[0], SCORES_KIND, arrays, {"ood": ood, "seed": seed, "evaluate": params.evaluate.model_dump()})
+    write_text(written[1], json.dumps(_summary(result), indent=2) + "\n")
+    write_curve(written[2], [row for method, own in scores.items() for row in _roc_rows(method, own)])
+    write_curve(written[3], [row for method, own in scores.items() for row in _histogram_rows(method, own)])
+    return result
+
+
+@dataclass(frozen=True)
+class _Test:
+    """Everything that the methods score with."""
+
+    workspace: Workspace
+    params: Params
+    ood: str
+    seed: int
+    id_test: LabeledImages
+    ood_test: Tensor
+    task: Task
+
+    def outputs(self, network: Classifier, of_batch: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[list[Tensor]]:
+        """The two outputs of a network on the ID test set, and on the OOD test set."""
+        device, batch_size = resolve_device(self.params.device), self.params.evaluate.batch_size
+        passes = (
+            in_batches(network, of_batch, images, batch_size, device, self.task)
+            for images in (self.id_test.images, self.ood_test)
+        )
+        return [[torch.cat(parts).cpu() for parts in zip(*batches, strict=True)] for batches in passes]
+
+    def accuracy(self, logits: Tensor) -> float:
+        return float((logits.argmax(1) == self.id_test.labels).double().mean())
+
+
+def _sal_scores(test: _Test) -> dict[str, TestScores]:
+    """The OOD classifier's own output."""
+    found = test.workspace.find(layout.ood_classifier(test.ood, test.seed))
+    made_with = read_header(found).about["network"]
+    check_made_with(found, made_with, test.workspace.find(layout.classifier(test.seed)))
+    network = read_network(found, OodClassifier)
+    (id_logits, id_score), (_, ood_score) = test.outputs(network, network.outputs)
+    return {"sal": TestScores(id_score.double().numpy(), ood_score.double().numpy(), test.accuracy(id_logits))}
+
+
+def _rival_scores(test: _Test) -> dict[str, TestScores]:
+    """Scores of the ID classifier; KNN looks for neighbours among the stored training features."""
+    network = read_network(test.workspace.find(layout.classifier(test.seed)), Classifier)
+    score: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "msp": lambda _, logits: msp(logits),
+        "energy": lambda _, logits: energy(logits),
+    }
+    if "knn" in test.params.evaluate.methods:
+        neighbours, labels = _training_features(test)
+        score["knn"] = lambda features, _: knn(features, neighbours, labels, test.params.evaluate.knn_k)
+    wanted = [method for method in test.params.evaluate.methods if method in score]
+    if not wanted:
+        return {}
+    id_outputs, ood_outputs = test.outputs(network, network.features_and_logits)
+    accuracy = test.accuracy(id_outputs[1])
+    return {
+        method: TestScores(score[method](*id_outputs).numpy(), score[method](*ood_outputs).numpy(), accuracy)
+        for method in wanted
+    }
+
+
+def _training_features(test: _Test) -> tuple[Tensor, Tensor]:
+    found = test.workspace.find(layout.id_gradients("train", test.seed))
+    file = GradientFile.open(found)
+    check_made_with(found, file.network, test.workspace.find(layout.classifier(test.seed)))
+    k = test.params.evaluate.knn_k
+    if k > len(file):
+        raise ParamsError(f"evaluate.knn_k is {k}, but there are only {len(file)} ID training samples")
+    return torch.cat([chunk.feature for chunk in file.chunks()]), file.label
+
+
+def _summary(result: Evaluated) -> dict[str, Any]:
+    figures = {
+        method: {**asdict(own), "id_accuracy": result.id_accuracy[method]} for method, own in result.metrics.items()
+    }
+    return {**figures, "samples": {"id_test": result.n_id_test, "ood_test": result.n_ood_test}}
+
+
+def _roc_rows(method: str, scores: TestScores) -> list[dict[str, Any]]:
+    fpr, tpr = roc_points(scores.id, scores.ood)
+    return [{"method": method, "fpr": float(x), "tpr": float(y)} for x, y in zip(fpr, tpr, strict=True)]
+
+
+def _histogram_rows(method: str, scores: TestScores) -> list[dict[str, Any]]:
+    """Shares of each set in bins that cover all finite scores of both."""
+    both = np.concatenate([scores.id, scores.ood])
+    edges = np.histogram_bin_edges(both[np.isfinite(both)], bins=N_BINS)
+    middles = (edges[:-1] + edges[1:]) / 2
+    rows = []
+    for side, values in (("ID test", scores.id), ("OOD test", scores.ood)):
+        shares = np.histogram(values, bins=edges)[0] / len(values)
+        rows += [
+            {"method": method, "data": side, "score": float(middle), "share": float(share)}
+            for middle, share in zip(middles, shares, strict=True)
+        ]
+    return rows

@@ -1,0 +1,107 @@
+"""extract-grads: the last-layer gradient of every ID and every wild sample, in one forward pass (Eq. 4, 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from salcli.artifacts import layout
+from salcli.artifacts.checkpoint import read_network
+from salcli.artifacts.fingerprint import fingerprint
+from salcli.artifacts.gradients import writing_gradients
+from salcli.devices import resolve_device
+from salcli.inference import in_batches
+from salcli.models.network import Classifier
+from salcli.progress import Silent
+from salcli.sal.gradients import Factors, last_layer_residual
+from salcli.stages.inputs import id_images, wild_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    import torch
+    from torch import Tensor
+
+    from salcli.artifacts.layout import Workspace
+    from salcli.params import Params
+    from salcli.progress import Progress
+
+
+@dataclass(frozen=True)
+class ExtractedGradients:
+    """One gradient file. Dense, it would have n_samples × n_classes × n_features numbers."""
+
+    what: str
+    seed: int
+    n_samples: int
+    n_classes: int
+    n_features: int
+    written: Path
+
+
+def run_id(
+    workspace: Workspace, params: Params, seed: int, progress: Progress | None = None
+) -> list[ExtractedGradients]:
+    """Gradients of ID training and calibration data, with their true labels."""
+    extractor = _Extractor.load(workspace, params, seed, progress or Silent())
+    results = []
+    for part in ("train", "calibration"):
+        samples = id_images(workspace, params.data.id, part, seed)
+        path = workspace.target(layout.id_gradients(part, seed))
+        made_with = {"data": f"ID {part}", "seed": seed}
+        results.append(extractor.write(path, samples.images, samples.labels, samples.index, made_with))
+    return results
+
+
+def run_wild(
+    workspace: Workspace, params: Params, ood: str, seed: int, progress: Progress | None = None
+) -> ExtractedGradients:
+    """Gradients of the wild data, with predicted labels. `index` is the place in the wild set."""
+    extractor = _Extractor.load(workspace, params, seed, progress or Silent())
+    images = wild_images(workspace, params.data.id, ood, seed)
+    mixture = fingerprint(workspace.find(layout.wild_mixture(ood, seed)))
+    made_with = {"data": f"wild, {ood}", "seed": seed, "wild": mixture}
+    return extractor.write(
+        workspace.target(layout.wild_gradients(ood, seed)), images, None, np.arange(len(images)), made_with
+    )
+
+
+@dataclass(frozen=True)
+class _Extractor:
+    network: Classifier
+    fingerprint: str
+    batch_size: int
+    device: torch.device
+    progress: Progress
+
+    @classmethod
+    def load(cls, workspace: Workspace, params: Params, seed: int, progress: Progress) -> _Extractor:
+        found = workspace.find(layout.classifier(seed))
+        network = read_network(found, Classifier)
+        device = resolve_device(params.device)
+        return cls(network, fingerprint(found), params.extract_grads.batch_size, device, progress)
+
+    def write(
+        self, path: Path, images: Tensor, labels: Tensor | None, index: np.ndarray, made_with: dict[str, Any]
+    ) -> ExtractedGradients:
+        """Predicted labels are used where there are none."""
+        n_classes, n_features = self.network.spec.n_classes, self.network.n_features
+        what, seed = made_with["data"], made_with["seed"]
+        with (
+            self.progress.task(f"extract-grads, {what}, seed {seed}", len(images), "images") as task,
+            writing_gradients(path, len(images), n_classes, n_features, self.fingerprint, made_with) as writer,
+        ):
+            start = 0
+            for feature, logits in in_batches(
+                self.network, self.network.features_and_logits, images, self.batch_size, self.device, task
+            ):
+                rows = slice(start, start + len(logits))
+                predicted = logits.argmax(1)
+                label = predicted if labels is None else labels[rows].to(self.device)
+                factors = Factors(last_layer_residual(logits, label).cpu(), feature.cpu(), label.cpu())
+                writer.append(factors, predicted.cpu(), index[rows])
+                start = rows.stop
+        return ExtractedGradients(what, seed, len(images), n_classes, n_features, path)
