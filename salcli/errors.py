@@ -29,6 +29,10 @@ class BadArtifactError(SalError):
     """A file is truncated, foreign, or does not belong to the other inputs."""
 
 
+class StorageError(SalError):
+    """A file cannot be written."""
+
+
 class DataError(SalError):
     """The data cannot be split or mixed as asked for."""
 
@@ -57,5 +61,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """The one look-up error of every registry."""
-    names = sorted(known)
-    return UnknownNameError(f"no {kind} is called {name}{did_you_mean(name, names)}; known: {', '.join(names)}")
+    names, shown = sorted(known), name or "''"
+    return UnknownNameError(f"no {kind} is called {shown}{did_you_mean(name, names)}; known: {', '.join(names)}")

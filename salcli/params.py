@@ -28,7 +28,9 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Method = Literal["sal", "msp", "energy", "knn"]
 
 
-def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+def _some_each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    if not items:
+        raise ValueError("must name at least one item, got []")
     repeated = sorted({str(item) for item in items if items.count(item) > 1})
     if repeated:
         raise ValueError(f"must name each item once, got {', '.join(repeated)} more than once")
@@ -46,7 +48,7 @@ def _data_set(role: Literal["id", "ood"]) -> AfterValidator:
 
 
 def _device(name: str) -> str:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", name):  # torch knows no larger numbers
         raise ValueError(str(unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])))
     return name
 
@@ -75,11 +77,7 @@ class DataParams(_Section):
     """What is ID, what is OOD, and how they are mixed."""
 
     id: Annotated[str, _data_set("id")]
-    ood: Annotated[
-        tuple[Annotated[str, _data_set("ood")], ...],
-        Field(min_length=1, strict=False),
-        AfterValidator(_each_once),
-    ]
+    ood: Annotated[tuple[Annotated[str, _data_set("ood")], ...], Field(strict=False), AfterValidator(_some_each_once)]
     pi: Annotated[float, Field(gt=0, le=1)]
     id_shares: IdShares
     ood_wild_share: Share
@@ -130,7 +128,7 @@ class TrainOodParams(TrainParams):
 class EvaluateParams(_Section):
     """Which methods are compared."""
 
-    methods: Annotated[tuple[Method, ...], Field(min_length=1, strict=False), AfterValidator(_each_once)]
+    methods: Annotated[tuple[Method, ...], Field(strict=False), AfterValidator(_some_each_once)]
     knn_k: Count
     batch_size: Count
 
@@ -140,8 +138,8 @@ class Params(_Section):
 
     seeds: Annotated[
         tuple[Annotated[int, Field(ge=0, lt=2**32, strict=True)], ...],
-        Field(min_length=1, strict=False),
-        AfterValidator(_each_once),
+        Field(strict=False),
+        AfterValidator(_some_each_once),
     ]
     device: Annotated[str, AfterValidator(_device)]
     data: DataParams
@@ -175,7 +173,8 @@ def load_params(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple
         lines = [_explain(detail) for detail in error.errors()]
         width = max(len(key) for key, _ in lines)
         listing = "\n".join(f"  {key:<{width}}  {message}" for key, message in lines)
-        raise ParamsError(f"{path.name} is not valid\n{listing}") from None
+        whole = f"{path.name} with its overrides" if overrides else path.name
+        raise ParamsError(f"{whole} is not valid\n{listing}") from None
 
 
 def _explain(detail: ErrorDetails) -> tuple[str, str]:
@@ -184,7 +183,7 @@ def _explain(detail: ErrorDetails) -> tuple[str, str]:
     key, value = ".".join(where), detail["input"]
     match detail["type"]:
         case "extra_forbidden":
-            return key, f"no such key{did_you_mean(where[-1], _keys_of_section(where[:-1]))}"
+            return key, f"no such key{_nearest_key(where)}"
         case "missing":
             return key, "is missing"
         case "literal_error":
@@ -193,21 +192,34 @@ def _explain(detail: ErrorDetails) -> tuple[str, str]:
             return key, f"must be {expected}, got {value!r}{did_you_mean(str(value), choices)}"
         case "value_error":
             return key, str(detail["ctx"]["error"])
-        case "frozen_instance" | "model_type" | "model_attributes_type":
-            return key or "the file", f"must be a section of keys and values, got {value!r}"
-        case _:
-            message = detail["msg"].replace("Input should be", "must be").replace("Tuple should", "must")
-            return key, f"{message}, got {value!r}{_as_share(value)}"
+        case "model_type":
+            return key, f"must be a section of keys and values, got {value!r}"
+        case "tuple_type":
+            return key, f"must be a list, got {value!r}"
+        case kind:
+            message = detail["msg"].replace("Input should be", "must be")
+            return key, f"{message}, got {value!r}{_as_share(value) if kind.startswith('less_than') else ''}"
 
 
-def _as_share(value: Any) -> str:
-    """People write 95 for 0.95."""
-    is_percentage = isinstance(value, int | float) and not isinstance(value, bool) and 1 < value < 100
-    return f" (did you mean {value / 100:g}?)" if is_percentage else ""
+def _as_share(value: float) -> str:
+    """People write 95 for 0.95; every upper bound that they can miss so is 1."""
+    return f" (did you mean {value / 100:g}?)" if 1 < value < 100 else ""
 
 
-def _keys_of_section(where: list[str]) -> list[str]:
+def _nearest_key(where: list[str]) -> str:
+    """In its own section, else anywhere: people forget the section."""
     section: Any = Params
-    for part in where:
+    for part in where[:-1]:
         section = section.model_fields[part].annotation
-    return list(section.model_fields)
+    return did_you_mean(where[-1], section.model_fields) or did_you_mean(".".join(where), _dotted_keys(Params))
+
+
+def _dotted_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += _dotted_keys(inner, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys

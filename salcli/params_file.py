@@ -6,7 +6,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from salcli.errors import ParamsError
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The file's keys and values. YAML 1.2, as DVC reads it: 1e-3 is a number."""
+    """The file's keys and values."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -25,27 +24,31 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ParamsError(f"{path} cannot be read: {error}") from None
-    try:
-        content = YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as error:
-        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ParamsError(f"{path.name}{line} is not valid YAML: {error.problem}") from None
-    except YAMLError as error:
-        raise ParamsError(f"{path.name} is not valid YAML: {error}") from None
+    content = _parse(text, path.name)
+    if content is None:
+        raise ParamsError(f"{path.name} is empty")
     if not isinstance(content, dict):
-        raise ParamsError(f"{path.name} must hold keys and values, got {type(content).__name__}")
+        raise ParamsError(f"{path.name} must hold keys and values, got {content!r:.60}")
     return content
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
     """KEY=VALUE of --set: a dotted key and a YAML value."""
     key, separator, value = text.partition("=")
-    if not separator or not key.strip():
+    if not separator or not all(part.strip() for part in key.split(".")):
         raise ParamsError(f"--set {text}: must be KEY=VALUE, for example --set filter.threshold_quantile=0.9")
+    return key.strip(), _parse(value, f"--set {text}: the value")
+
+
+def _parse(text: str, name: str) -> Any:
+    """YAML 1.2, as DVC reads it: 1e-3 is a number."""
     try:
-        return key.strip(), YAML(typ="safe", pure=True).load(value)
-    except YAMLError:
-        raise ParamsError(f"--set {text}: {value!r} is not a valid YAML value") from None
+        return YAML(typ="safe", pure=True).load(text)
+    except Exception as error:  # the parser stumbles over odd text in its own ways: !!bool x is a KeyError to it
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark and "\n" in text else ""
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ParamsError(f"{name} is not valid YAML: {problem}{line}") from None
 
 
 def lookup(content: Mapping[str, Any], key: str) -> Any:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from salcli.artifacts.hdf5 import about, creating, reading
-from salcli.errors import BadArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,9 +50,6 @@ def write_candidates(path: Path, candidates: Candidates, made_with: Mapping[str,
 def read_candidates(found: Found) -> Candidates:
     """Everything."""
     with reading(found, KIND) as file:
-        try:
-            arrays = {name: np.asarray(file[name]) for name in file}
-            links = about(file)
-            return Candidates(**arrays, threshold=links["threshold"], network=links["network"], wild=links["wild"])
-        except (KeyError, TypeError) as error:
-            raise BadArtifactError(f"{found.path} lacks {error}; {found.cure}") from None
+        arrays = {name: np.asarray(file[name]) for name in file}
+        links = about(file)
+        return Candidates(**arrays, threshold=links["threshold"], network=links["network"], wild=links["wild"])

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from salcli.artifacts.atomic import atomic_path
-from salcli.errors import BadArtifactError
+from salcli.errors import BadArtifactError, UnknownNameError
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ def write_network(path: Path, network: Classifier, made_with: Mapping[str, Any])
     """Store weights and what is needed to build the network again."""
     header = Header(KINDS[type(network)], SCHEMA, asdict(network.spec), dict(made_with))
     tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+    # one metadata entry: the library would write several in random order
+    content = save(tensors, metadata={"salcli": json.dumps(asdict(header), sort_keys=True)})
     with atomic_path(path) as partial:
-        # one metadata entry: the library would write several in random order
-        save_file(tensors, partial, metadata={"salcli": json.dumps(asdict(header), sort_keys=True)})
+        partial.write_bytes(content)
 
 
 def read_header(found: Found) -> Header:
@@ -49,7 +50,7 @@ def read_header(found: Found) -> Header:
         with safe_open(found.path, framework="pt") as file:
             metadata = file.metadata() or {}
             header = Header(**json.loads(metadata["salcli"]))
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise BadArtifactError(f"{found.path} is damaged or no salcli checkpoint ({error}); {found.cure}") from None
     if header.schema != SCHEMA:
         raise BadArtifactError(f"{found.path} has schema {header.schema}, this salcli reads {SCHEMA}; {found.cure}")
@@ -61,10 +62,10 @@ def read_network(found: Found, kind: type[N]) -> N:
     header = read_header(found)
     if header.kind != KINDS[kind]:
         raise BadArtifactError(f"{found.path} holds a network of kind {header.kind}, not {KINDS[kind]}; {found.cure}")
-    network = kind(NetworkSpec.from_json(header.spec))
     try:
+        network = kind(NetworkSpec.from_json(header.spec))
         with safe_open(found.path, framework="pt") as file:
             network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, RuntimeError) as error:
+    except (SafetensorError, UnknownNameError, RuntimeError, LookupError, TypeError, ValueError) as error:
         raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.cure}") from None
     return network.eval()

@@ -17,10 +17,14 @@ def fingerprint(found: Found) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def check_made_with(found: Found, recorded: str, what: Found) -> None:
-    """Refuse `found` unless it was made with `what`, for example with the classifier that is here now."""
+def check_made_with(found: Found, recorded: str, what: Found, first: str = "") -> None:
+    """Refuse `found` unless it was made with `what`, for example with the classifier that is here now.
+
+    `first`: a command that has to run before the one that makes `found`, where that one alone would not help.
+    """
     here = fingerprint(what)
     if recorded != here:
+        cure = f"make it again: {first}, then {found.made_by}" if first else found.cure
         raise BadArtifactError(
-            f"{found.path} was made with another {what.path.name} ({recorded}) than the one here ({here}); {found.cure}"
+            f"{found.path} was made with another {what.path.name} ({recorded}) than the one here ({here}); {cure}"
         )

@@ -64,6 +64,7 @@ class GradientFile:
 
     found: Found
     about: dict[str, Any]
+    network: str  # fingerprint of the network that gave the gradients
     n_classes: int
     n_features: int
     predicted: Tensor
@@ -76,22 +77,22 @@ class GradientFile:
     def open(cls, found: Found) -> GradientFile:
         """Check the file and read all but the factors."""
         with reading(found, KIND) as file:
-            try:
-                return cls(
-                    found=found,
-                    about=about(file),
-                    n_classes=file["residual"].shape[1],
-                    n_features=file["feature"].shape[1],
-                    predicted=torch.from_numpy(file["predicted"][:]),
-                    stored_label=torch.from_numpy(file["label"][:]),
-                )
-            except KeyError as error:
-                raise BadArtifactError(f"{found.path} lacks {error}; {found.cure}") from None
+            return cls(
+                found=found,
+                about=about(file),
+                network=about(file)["network"],
+                n_classes=file["residual"].shape[1],
+                n_features=file["feature"].shape[1],
+                predicted=torch.from_numpy(file["predicted"][:]),
+                stored_label=torch.from_numpy(file["label"][:]),
+            )
 
     @property
-    def network(self) -> str:
-        """The fingerprint of the network that gave the gradients."""
-        return str(self.about["network"])
+    def wild(self) -> str:
+        """The fingerprint of the wild mixture that the gradients belong to."""
+        if "wild" not in self.about:
+            raise BadArtifactError(f"{self.found.path} holds no gradients of wild data; {self.found.cure}")
+        return str(self.about["wild"])
 
     @cached_property
     def label(self) -> Tensor:
@@ -116,8 +117,8 @@ class GradientFile:
 
     def of_class(self, k: int) -> GradientFile:
         """The samples whose label is k."""
-        own = torch.nonzero(self._all_labels == k).flatten()
-        return replace(self, rows=own)
+        rows = torch.arange(len(self)) if self.rows is None else self.rows
+        return replace(self, rows=rows[self.label == k])
 
     def chunks(self) -> Iterator[Factors]:
         """At most ROWS_PER_CHUNK rows at a time; parts of the file without a row of ours are not read."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import os
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -24,7 +25,7 @@ SCHEMA = 1
 @contextmanager
 def creating(path: Path, kind: str, about: Mapping[str, Any]) -> Iterator[h5py.File]:
     """A new file of a kind; `about` (anything JSON can say) tells how it was made."""
-    with atomic_path(path) as partial, h5py.File(partial, "w") as file:
+    with atomic_path(path) as partial, _new_file(partial) as file:
         file.attrs["kind"] = kind
         file.attrs["schema"] = SCHEMA
         file.attrs["about"] = json.dumps(about, sort_keys=True)
@@ -32,22 +33,49 @@ def creating(path: Path, kind: str, about: Mapping[str, Any]) -> Iterator[h5py.F
 
 
 @contextmanager
+def _new_file(path: Path) -> Iterator[h5py.File]:
+    """An HDF5 file that fails when the disk is full.
+
+    By itself the library keeps data back, and swallows the errors of writing them when it closes: a damaged
+    file would pass for a whole one. So nothing is kept back, and the rest is flushed while errors still count.
+    """
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    access.set_sieve_buf_size(0)
+    creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)  # or the same content would not give the same bytes
+    file = h5py.File(h5py.h5f.create(bytes(path), h5py.h5f.ACC_TRUNC, creation, access))
+    try:
+        yield file
+        file.flush()
+    except BaseException:
+        os.truncate(path, 0)  # gives the library room to close in; it crashes the process where it has none
+        with suppress(Exception):  # the first error is the one to report
+            file.close()
+        raise
+    file.close()
+
+
+@contextmanager
 def reading(found: Found, kind: str) -> Iterator[h5py.File]:
     """An existing file, once it has proved to be whole and of the right kind."""
     try:
-        file = h5py.File(found.path, "r")
-    except OSError as error:
-        raise BadArtifactError(f"{found.path} is damaged or no HDF5 file ({error}); {found.cure}") from None
-    with file:
-        if file.attrs.get("kind") != kind:
-            raise BadArtifactError(
-                f"{found.path} holds {file.attrs.get('kind', 'something foreign')}, not {kind}; {found.cure}"
-            )
-        if file.attrs.get("schema") != SCHEMA:
-            raise BadArtifactError(
-                f"{found.path} has schema {file.attrs.get('schema')}, this salcli reads {SCHEMA}; {found.cure}"
-            )
-        yield file
+        with h5py.File(found.path, "r") as file:
+            _check(file, found, kind)
+            yield file
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
+        raise BadArtifactError(f"{found.path} is damaged or not ours ({error}); {found.cure}") from None
+
+
+def _check(file: h5py.File, found: Found, kind: str) -> None:
+    if file.attrs.get("kind") != kind:
+        raise BadArtifactError(
+            f"{found.path} holds {file.attrs.get('kind', 'something foreign')}, not {kind}; {found.cure}"
+        )
+    if file.attrs.get("schema") != SCHEMA:
+        raise BadArtifactError(
+            f"{found.path} has schema {file.attrs.get('schema')}, this salcli reads {SCHEMA}; {found.cure}"
+        )
 
 
 def write_arrays(path: Path, kind: str, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:

@@ -43,26 +43,37 @@ class Workspace:
     write_to_scratch: bool = False
     read_from_scratch: bool = False
     inputs_from_scratch: list[str] = field(default_factory=list, compare=False)
+    _targets: set[str] = field(default_factory=set, compare=False)  # names that this run writes to scratch/
 
     def find(self, artifact: Artifact) -> Found:
         """The artifact's file, or an error that says how to make it."""
-        scratch = self.root / SCRATCH / artifact.name
-        if self.read_from_scratch and scratch.exists():
-            self.inputs_from_scratch.append(artifact.name)
-            return Found(scratch, artifact.made_by)
-        path = self.root / artifact.name
-        if not path.exists():
-            raise MissingArtifactError(f"{artifact.name} is not there yet; make it with: {artifact.made_by}")
-        return Found(path, artifact.made_by)
+        if self._is_in_scratch(artifact):
+            if artifact.name not in self._targets:
+                self.inputs_from_scratch.append(artifact.name)
+            found = Found(self.root / SCRATCH / artifact.name, f"{artifact.made_by} --scratch")
+        else:
+            found = Found(self.root / artifact.name, artifact.made_by)
+        try:
+            found.path.open("rb").close()  # a file that may not be read looks damaged to some of its readers
+        except FileNotFoundError:
+            raise MissingArtifactError(f"{artifact.name} is not there yet; make it with: {artifact.made_by}") from None
+        return found
 
     def has(self, artifact: Artifact) -> bool:
         """Whether the artifact is there."""
-        in_scratch = self.read_from_scratch and (self.root / SCRATCH / artifact.name).exists()
-        return in_scratch or (self.root / artifact.name).exists()
+        return self._is_in_scratch(artifact) or (self.root / artifact.name).exists()
 
     def target(self, artifact: Artifact) -> Path:
         """Where to write the artifact."""
-        return self.root / SCRATCH / artifact.name if self.write_to_scratch else self.root / artifact.name
+        if not self.write_to_scratch:
+            return self.root / artifact.name
+        self._targets.add(artifact.name)
+        return self.root / SCRATCH / artifact.name
+
+    def _is_in_scratch(self, artifact: Artifact) -> bool:
+        """Also without --scratch a run goes on from what it has written itself: a split, then its wild mixture."""
+        may_read = self.read_from_scratch or artifact.name in self._targets
+        return may_read and (self.root / SCRATCH / artifact.name).exists()
 
 
 def prepared_set(name: str) -> Artifact:

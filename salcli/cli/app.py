@@ -22,6 +22,10 @@ By hand: prepare, train-id, extract-grads, filter, train-ood, evaluate, table.
 
 
 class _Group(TyperGroup):
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        with friendly_errors():
+            return super().parse_args(ctx, args)  # type: ignore[arg-type]
+
     def invoke(self, ctx: Context) -> Any:  # type: ignore[override]
         with friendly_errors():
             return super().invoke(ctx)  # type: ignore[arg-type]

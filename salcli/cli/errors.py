@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import sys
+from _thread import interrupt_main
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from threading import Timer
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from salcli.errors import SalError
+
+# Typer's name for every mistake on the command line, wherever this version of it keeps the class
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,14 +29,27 @@ def friendly_errors() -> Iterator[None]:
         yield
     except SalError as error:
         _fail(f"error: {error}", BAD_INPUT)
-    except OSError as error:
-        if error.errno == errno.ENOSPC or "No space left" in str(error):
-            _fail("error: the disk is full; free some space and run the same command again", BAD_INPUT)
-        if isinstance(error, PermissionError):
-            _fail(f"error: {error.filename} may not be written or read; check its permissions", BAD_INPUT)
-        raise
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # not a mistake: shows the help
+            raise
+        _fail(f"error: {_usage(error)}", BAD_INPUT)
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        _fail(f"error: {error.filename}: {error.strerror}; it should be a file that you may read", BAD_INPUT)
     except KeyboardInterrupt:
         _fail("interrupted; nothing half written is left behind, run the same command again", INTERRUPTED)
+
+
+def keep_interrupts(lost: sys.UnraisableHookArgs) -> None:
+    """A Ctrl-C that hits a callback of Python's own would be lost, most likely while torch is imported: repeat it."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        Timer(0.05, interrupt_main).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _usage(error: Any) -> str:
+    where_to_look = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+    return f"{error.format_message().rstrip('.')}{where_to_look}"
 
 
 def _fail(message: str, code: int) -> None:

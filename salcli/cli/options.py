@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+PARAMS_YAML = Path("params.yaml")
 RUN = "Which run"
 OVERRIDE = "Overrides of params.yaml (the outcome goes to scratch/)"
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from salcli.artifacts.layout import SCRATCH, Workspace
+from salcli.cli.options import PARAMS_YAML
 from salcli.data.catalogue import DATA_SETS
 from salcli.errors import unknown_name
 from salcli.params import Params, load_params
@@ -30,7 +32,7 @@ class Session:
 
     params: Params
     workspace: Workspace
-    chosen: dict[str, str]  # the --ood and --seed that the user gave, as typed
+    chosen: dict[str, str]  # options that the next command needs as well, as one types them
     ood_sets: tuple[str, ...]
     seeds: tuple[int, ...]
     progress: ConsoleProgress
@@ -50,17 +52,21 @@ class Session:
         overrides = dict(parse_assignment(text) for text in assignments or [])
         overrides |= {key: value for key, value in flags.items() if value is not None}
         params, changed = load_params(params_file, overrides)
+        ood_sets = _known_ood(ood, params)
+        seeds = tuple(dict.fromkeys(seed or params.seeds))
         is_scratch = scratch or any(override.key not in NOT_A_RESULT for override in changed)
         _announce(changed, params_file, is_scratch)
         return cls(
             params=params,
             workspace=Workspace(params_file.parent, write_to_scratch=is_scratch, read_from_scratch=scratch),
             chosen={
-                "--ood": "".join(f" --ood {name}" for name in ood or []),
-                "--seed": "".join(f" --seed {one}" for one in seed or []),
+                "--params": _typed("--params", [params_file] if params_file != PARAMS_YAML else []),
+                "--ood": _typed("--ood", ood_sets if ood or "data.ood" in overrides else []),
+                "--seed": _typed("--seed", seeds if seed or "seeds" in overrides else []),
+                "--scratch": " --scratch" if is_scratch else "",
             },
-            ood_sets=_known_ood(ood, params),
-            seeds=tuple(seed or params.seeds),
+            ood_sets=ood_sets,
+            seeds=seeds,
             progress=ConsoleProgress(),
         )
 
@@ -74,30 +80,29 @@ class Session:
         """Say what was written and what comes next, with the options that the next command takes as well."""
         if self.workspace.inputs_from_scratch:
             names = sorted(set(self.workspace.inputs_from_scratch))
-            console.print(f"read from {SCRATCH}/: {', '.join(names)}", style="yellow", highlight=False)
+            _say(f"read from {SCRATCH}/: {', '.join(names)}", "yellow")
         shown = [path.relative_to(self.workspace.root) for path in written]
         head = ", ".join(str(path) for path in shown[:4])
         more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
-        console.print(f"wrote {head}{more}", style="dim", highlight=False)
+        _say(f"wrote {head}{more}", "dim")
         if "DVC_STAGE" not in os.environ:  # DVC knows what comes next
-            options = "".join(self.chosen[option] for option in takes)
-            flag = " --scratch" if self.workspace.write_to_scratch else ""
-            console.print(f"next: {next_command}{options}{flag}", style="dim", highlight=False)
+            options = "".join(self.chosen[option] for option in ("--params", *takes, "--scratch"))
+            _say(f"next: {next_command}{options}", "dim", soft_wrap=True)  # a broken command could not be copied
+
+
+def _typed(option: str, values: Iterable[object]) -> str:
+    return "".join(f" {option} {quote(str(value))}" for value in values)
 
 
 def _announce(changed: list[Override], params_file: Path, is_scratch: bool) -> None:
     for override in changed:
-        console.print(
-            f"override: {override.key} = {override.value} ({params_file.name}: {override.in_file})",
-            style="yellow",
-            highlight=False,
-        )
+        _say(f"override: {override.key} = {override.value} ({params_file.name}: {override.in_file})", "yellow")
     if is_scratch:
-        console.print(
-            f"scratch run: writes to {SCRATCH}/, what `dvc repro` builds stays as it is",
-            style="yellow",
-            highlight=False,
-        )
+        _say(f"scratch run: writes to {SCRATCH}/, what `dvc repro` builds stays as it is", "yellow")
+
+
+def _say(line: str, style: str, **options: Any) -> None:
+    console.print(line, style=style, highlight=False, markup=False, **options)
 
 
 def _known_ood(names: list[str] | None, params: Params) -> tuple[str, ...]:
@@ -105,4 +110,4 @@ def _known_ood(names: list[str] | None, params: Params) -> tuple[str, ...]:
     for name in names or []:
         if name not in known:
             raise unknown_name("OOD set", name, known)
-    return tuple(names or params.data.ood)
+    return tuple(dict.fromkeys(names or params.data.ood))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from salcli.cli.options import Assignments, Device, OodSets, ParamsFile, Scratch, Seeds, override
-
-PARAMS_YAML = Path("params.yaml")
+from salcli.cli.options import PARAMS_YAML, Assignments, Device, OodSets, ParamsFile, Scratch, Seeds, override
 
 
 class PreparePart(StrEnum):
@@ -59,7 +56,11 @@ def prepare(
     if PreparePart.wild in wanted:
         done += [stage.prepare_wild(workspace, data, *experiment) for experiment in session.experiments()]
     console.print(prepared_table(done))
-    session.finish([path for result in done for path in result.written], "salcli train-id", takes=("--seed",))
+    written = [path for result in done for path in result.written]
+    if PreparePart.wild in wanted:
+        session.finish(written, "salcli train-id", takes=("--seed",))
+    else:
+        session.finish(written, "salcli prepare")
 
 
 def train_id(
@@ -116,7 +117,8 @@ def extract_grads(
         for experiment in session.experiments():
             done.append(stage.run_wild(session.workspace, session.params, *experiment, session.progress))
     console.print(gradients_table(done))
-    session.finish([result.written for result in done], "salcli filter")
+    next_command = "salcli extract-grads wild" if part is ExtractPart.id_data else "salcli filter"
+    session.finish([result.written for result in done], next_command)
 
 
 def filter_(
@@ -147,7 +149,10 @@ def filter_(
         "filter.n_vectors": n_vectors,
     }
     session = Session.open(params, assignments, flags, ood=ood, seed=seed, scratch=scratch)
-    done = [stage.run(session.workspace, session.params.filter, *experiment) for experiment in session.experiments()]
+    done = [
+        stage.run(session.workspace, session.params.filter, *experiment, session.progress)
+        for experiment in session.experiments()
+    ]
     console.print(filter_view(done, session.params.filter))
     session.finish([path for result in done for path in result.written], "salcli train-ood")
 

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from salcli.cli.options import RUN, ParamsFile
-from salcli.cli.stages import PARAMS_YAML
+from salcli.cli.options import PARAMS_YAML, RUN, ParamsFile
 
 
 class Format(StrEnum):
@@ -52,7 +51,9 @@ def table(
 
 def inspect(
     file: Annotated[Path, typer.Argument(help="A checkpoint, gradient file, candidate file or other artifact.")],
-    top: Annotated[int, typer.Option(min=0, help="Candidates to list, highest score first.")] = 10,
+    top: Annotated[
+        int, typer.Option(min=0, help="Candidates to list, highest score first, or rows of a CSV file.")
+    ] = 10,
 ) -> None:
     """Show what is in a file that salcli wrote."""
     from salcli.reporting.console import console

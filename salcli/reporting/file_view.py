@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +28,31 @@ def file_view(path: Path, top: int) -> Group:
     """Look at the content, not at the name."""
     if not path.is_file():
         raise MissingArtifactError(f"{path} is not a file")
+    path.open("rb").close()  # a file that may not be read looks damaged to some of its readers
     size = Text(f"{path}  {path.stat().st_size:,} bytes", style="bold")
-    parts = _hdf5(path, top) if h5py.is_hdf5(path) else _other(path)
+    parts = _hdf5(path, top) if h5py.is_hdf5(path) else _other(path, top)
     return Group(size, *parts)
 
 
-def _other(path: Path) -> list[RenderableType]:
+def _other(path: Path, top: int) -> list[RenderableType]:
     if path.suffix == ".safetensors":
         return _checkpoint(path)
-    if path.suffix == ".json":
-        try:
+    try:
+        if path.suffix == ".json":
             return [Pretty(json.loads(path.read_text(encoding="utf-8")))]
-        except ValueError as error:
-            raise BadArtifactError(f"{path} is not valid JSON: {error}") from None
-    raise BadArtifactError(f"{path} is no checkpoint, no HDF5 file and no JSON file that salcli could show")
+        if path.suffix == ".csv":
+            return [_rows(path.read_text(encoding="utf-8"), top)]
+    except (ValueError, LookupError) as error:
+        raise BadArtifactError(f"{path} is damaged or not ours ({error})") from None
+    raise BadArtifactError(f"{path} is no checkpoint and no HDF5, JSON or CSV file that salcli could show")
+
+
+def _rows(text: str, top: int) -> Table:
+    header, *rows = csv.reader(io.StringIO(text))
+    table = plain_table(f"The first {min(top, len(rows))} of {len(rows):,} rows", *header)
+    for row in rows[:top]:
+        table.add_row(*row)
+    return table
 
 
 def _checkpoint(path: Path) -> list[RenderableType]:
@@ -62,6 +75,13 @@ def _checkpoint(path: Path) -> list[RenderableType]:
 
 
 def _hdf5(path: Path, top: int) -> list[RenderableType]:
+    try:
+        return _content(path, top)
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
+        raise BadArtifactError(f"{path} is damaged or not ours ({error})") from None
+
+
+def _content(path: Path, top: int) -> list[RenderableType]:
     with h5py.File(path, "r") as file:
         kind = str(file.attrs.get("kind", "unknown"))
         about = json.loads(file.attrs.get("about", "{}"))
@@ -86,7 +106,7 @@ def _facts(facts: dict[str, Any]) -> Table:
     table.columns[1].justify = "left"
     for name, value in facts.items():
         shown = ", ".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
-        table.add_row(name, shown)
+        table.add_row(name, Text(shown))
     return table
 
 

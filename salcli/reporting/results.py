@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from salcli.artifacts import layout
+from salcli.artifacts.layout import Found
 from salcli.errors import BadArtifactError, MissingArtifactError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from salcli.artifacts.layout import Artifact
     from salcli.stages.evaluate import Evaluated
 
 METRICS = {
@@ -63,10 +67,11 @@ class Results:
         """Every metrics.json below folder/SEED/OOD/."""
         runs, counts = [], []
         for path in sorted(folder.glob("*/*/metrics.json")):
-            ood, seed = path.parent.name, int(path.parent.parent.name)
-            own, filtered = _read(path), path.with_name("filter.json")
-            counts.append((ood, {**own.pop("samples"), **(_read(filtered) if filtered.exists() else {})}))
-            runs += [_run(ood, seed, method, figures) for method, figures in own.items()]
+            ood, seed = path.parent.name, path.parent.parent.name
+            if seed.isdecimal():  # else it is somebody's backup
+                own_runs, own_counts = _read_evaluation(path, ood, int(seed))
+                runs += own_runs
+                counts.append((ood, own_counts))
         if not runs:
             raise MissingArtifactError(
                 f"there is no evaluation below {folder} yet; make one with: dvc repro, or salcli evaluate"
@@ -97,7 +102,7 @@ class Results:
 def _rows(ood: str, runs: pd.DataFrame, ranking: list[str]) -> list[Row]:
     grouped = runs.groupby("method")[list(METRICS)]
     mean, std, n_seeds = grouped.mean().astype(float), grouped.std().astype(float), grouped.size()
-    shown = mean.round(1)  # what looks equal is equally good
+    shown = mean.map(lambda value: float(f"{value:.1f}"))  # what looks equal is equally good
     best = {metric: shown[metric].min() if metric in LOWER_IS_BETTER else shown[metric].max() for metric in METRICS}
     return [
         Row(
@@ -114,15 +119,29 @@ def _rows(ood: str, runs: pd.DataFrame, ranking: list[str]) -> list[Row]:
 
 
 def _run(ood: str, seed: int, method: str, figures: dict[str, float]) -> dict[str, Any]:
-    return {"ood": ood, "seed": seed, "method": method, **{name: 100 * figures[name] for name in METRICS}}
+    return {"ood": ood, "seed": seed, "method": method, **{name: 100 * float(figures[name]) for name in METRICS}}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_evaluation(path: Path, ood: str, seed: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The figures of each method, and the counts of samples in it and in the filter's figures beside it."""
+    with _reading_json(path, layout.metrics(ood, seed)) as content:
+        counts = {name: int(content["samples"][name]) for name in ("id_test", "ood_test")}
+        runs = [_run(ood, seed, method, figures) for method, figures in content.items() if method != "samples"]
+    filtered = path.with_name("filter.json")
+    if filtered.exists():
+        with _reading_json(filtered, layout.filter_metrics(ood, seed)) as content:
+            counts |= {name: int(content[name]) for name in ("n_id_train", "n_calibration", "n_wild", "n_candidates")}
+    return runs, counts
+
+
+@contextmanager
+def _reading_json(path: Path, artifact: Artifact) -> Iterator[Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadArtifactError(f"{path} is not valid JSON ({error}); make it again: dvc repro") from None
-    return content
+        yield json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BadArtifactError(
+            f"{path} is damaged or not ours ({error}); {Found(path, artifact.made_by).cure}"
+        ) from None
 
 
 def _samples(counts: list[tuple[str, dict[str, int]]]) -> dict[str, str]:

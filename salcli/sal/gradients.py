@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -66,6 +66,7 @@ class Factors:
         return Factors(row, self.feature, self.label)
 
 
+@runtime_checkable
 class FactorSource(Protocol):
     """Gradients that can be read more than once, chunk by chunk: from memory or from a file."""
 

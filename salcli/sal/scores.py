@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -53,7 +53,7 @@ def class_conditional_scores(
     spectrum_of: FactorSource,
     sources: Sequence[FactorSource],
     id_train: FactorSource,
-    n_classes: int,
+    classes: Iterable[int],
     n_vectors: int,
     *,
     shared_reference: Float[Tensor, "1 k d"] | None = None,
@@ -63,7 +63,7 @@ def class_conditional_scores(
     A row whose class has no row in `spectrum_of` cannot be scored: NaN.
     """
     scores = [torch.full((len(source),), torch.nan, dtype=torch.float64) for source in sources]
-    for k in range(n_classes):
+    for k in classes:
         own_class = spectrum_of.of_class(k)
         if len(own_class) == 0:
             continue

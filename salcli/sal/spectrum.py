@@ -76,7 +76,8 @@ class CentredGradients:
         reference = self.reference.flatten(1)
         total = reference.new_zeros(reference.shape[1], reference.shape[1])
         for chunk in self.source.chunks():
-            rows = chunk.dense().double() - reference[self.reference_row(chunk)]
+            exact = Factors(chunk.residual.double(), chunk.feature.double(), chunk.label)
+            rows = exact.dense() - reference[self.reference_row(chunk)]
             total += rows.T @ rows
         return total
 
@@ -137,11 +138,12 @@ def _iterated(G: CentredGradients, n_vectors: int) -> tuple[Tensor, Tensor]:
         return G.covariance_product(vector.reshape(1, *shape)).flatten().numpy()
 
     size = len(G) if rows_are_fewer else shape.numel()
-    start = np.random.default_rng(0).standard_normal(size)  # the same each time: results repeat
+    rng = np.random.default_rng(0)  # the same each time: results repeat
+    start = rng.standard_normal(size)
     if not product(start).any():  # ARPACK cannot start on a matrix of zeros
         return torch.zeros(1, dtype=torch.float64), torch.zeros(shape.numel(), 1, dtype=torch.float64)
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-    found, columns = eigsh(operator, k=n_vectors, v0=start)
+    found, columns = eigsh(operator, k=n_vectors, v0=start, rng=rng)
     order = np.argsort(found)[::-1].copy()
     values, vectors = torch.from_numpy(found[order]), torch.from_numpy(columns[:, order])
     return values, _unit(G.combine(vectors)).flatten(1).T if rows_are_fewer else vectors
@@ -178,4 +180,5 @@ def _project(chunk: Factors, V: Tensor) -> Tensor:
 
 
 def _unit(V: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(V.flatten(1), dim=1).reshape(V.shape)
+    # nothing but zero is too small: the gradients of a confident network are tiny, and still have directions
+    return torch.nn.functional.normalize(V.flatten(1), dim=1, eps=torch.finfo(V.dtype).tiny).reshape(V.shape)

@@ -12,6 +12,7 @@ from salcli.artifacts.checkpoint import read_network
 from salcli.artifacts.fingerprint import fingerprint
 from salcli.artifacts.gradients import writing_gradients
 from salcli.devices import resolve_device
+from salcli.errors import TrainingError
 from salcli.inference import in_batches
 from salcli.models.network import Classifier
 from salcli.progress import Silent
@@ -98,6 +99,11 @@ class _Extractor:
             for feature, logits in in_batches(
                 self.network, self.network.features_and_logits, images, self.batch_size, self.device, task
             ):
+                if not (logits.isfinite().all() and feature.isfinite().all()):
+                    raise TrainingError(
+                        f"the classifier of seed {seed} gives features that are not finite; train it again with a "
+                        "smaller learning rate: salcli train-id"
+                    )
                 rows = slice(start, start + len(logits))
                 predicted = logits.argmax(1)
                 label = predicted if labels is None else labels[rows].to(self.device)

@@ -14,6 +14,7 @@ from salcli.artifacts.candidates import Candidates, write_candidates
 from salcli.artifacts.gradients import GradientFile
 from salcli.artifacts.splits import read_wild_truth
 from salcli.errors import BadArtifactError, ThresholdError
+from salcli.progress import Silent
 from salcli.sal.scores import (
     class_agnostic_scores,
     class_conditional_scores,
@@ -24,13 +25,14 @@ from salcli.sal.threshold import SeparationErrors, score_threshold, separation_e
 from salcli.seeding import generator
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
 
     from salcli.artifacts.layout import Workspace
     from salcli.params import FilterParams
-    from salcli.progress import Progress
+    from salcli.progress import Progress, Task
 
 # Below this accuracy on held-out ID data τ was seen to separate no better than chance (docs/method.md).
 ACCURACY_THE_THEORY_NEEDS = 0.9
@@ -74,7 +76,9 @@ class _Gradients:
 def run(workspace: Workspace, params: FilterParams, ood: str, seed: int, progress: Progress | None = None) -> Filtered:
     """Filter the wild data of one experiment."""
     gradients = _open(workspace, ood, seed)
-    wild_tau, calibration_tau = _score(gradients, params, seed)
+    mixture = gradients.wild.wild
+    with (progress or Silent()).task(f"filter, {ood}, seed {seed}", gradients.wild.n_classes, "classes") as task:
+        wild_tau, calibration_tau = _score(gradients, params, seed, task)
     defined = calibration_tau[~calibration_tau.isnan()]
     threshold = _threshold(defined, wild_tau, params.threshold_quantile)
     is_candidate = wild_tau > threshold
@@ -87,10 +91,9 @@ def run(workspace: Workspace, params: FilterParams, ood: str, seed: int, progres
         calibration_tau=defined.numpy(),
         threshold=threshold,
         network=gradients.wild.network,
-        wild=gradients.wild.about["wild"],
+        wild=mixture,
     )
     written = [workspace.target(place(ood, seed)) for place in (layout.candidates, layout.filter_metrics)]
-    write_candidates(written[0], candidates, {"seed": seed, "filter": params.model_dump()})
     result = Filtered(
         ood=ood,
         seed=seed,
@@ -101,6 +104,7 @@ def run(workspace: Workspace, params: FilterParams, ood: str, seed: int, progres
         n_id_train=len(gradients.id_train),
         written=written,
     )
+    write_candidates(written[0], candidates, {"seed": seed, "filter": params.model_dump()})
     write_text(written[1], json.dumps(_metrics(result), indent=2) + "\n")
     return result
 
@@ -134,7 +138,7 @@ def _open(workspace: Workspace, ood: str, seed: int) -> _Gradients:
     return _Gradients(*files)
 
 
-def _score(gradients: _Gradients, params: FilterParams, seed: int) -> tuple[Tensor, Tensor]:
+def _score(gradients: _Gradients, params: FilterParams, seed: int, task: Task) -> tuple[Tensor, Tensor]:
     """Outlier scores of the wild data, and of the ID data that the threshold is chosen on."""
     gradients = _as_configured(gradients, params, seed)
     held_out = params.calibration == "holdout"
@@ -142,10 +146,10 @@ def _score(gradients: _Gradients, params: FilterParams, seed: int) -> tuple[Tens
     if params.score == "gradnorm":
         return gradnorm_outlier_scores(gradients.wild), gradnorm_outlier_scores(reference_sample)
     if params.calibration == "id-svd":
-        (wild_tau,) = _tau(gradients, params, gradients.wild, [gradients.wild])
-        (id_tau,) = _tau(gradients, params, gradients.id_train, [gradients.id_train])
+        (wild_tau,) = _tau(gradients, params, gradients.wild, [gradients.wild], task)
+        (id_tau,) = _tau(gradients, params, gradients.id_train, [gradients.id_train], Silent())
         return wild_tau, id_tau
-    wild_tau, id_tau = _tau(gradients, params, gradients.wild, [gradients.wild, reference_sample])
+    wild_tau, id_tau = _tau(gradients, params, gradients.wild, [gradients.wild, reference_sample], task)
     return wild_tau, id_tau
 
 
@@ -166,7 +170,7 @@ def _as_configured(gradients: _Gradients, params: FilterParams, seed: int) -> _G
 
 
 def _tau(
-    gradients: _Gradients, params: FilterParams, spectrum_of: GradientFile, sources: list[GradientFile]
+    gradients: _Gradients, params: FilterParams, spectrum_of: GradientFile, sources: list[GradientFile], task: Task
 ) -> list[Tensor]:
     n_classes = gradients.wild.n_classes
     per_class_reference = params.reference == "class-conditional"
@@ -177,8 +181,14 @@ def _tau(
     if not per_class_reference:
         shared = reference_gradients(gradients.id_train, n_classes, class_conditional=False)
     return class_conditional_scores(
-        spectrum_of, sources, gradients.id_train, n_classes, params.n_vectors, shared_reference=shared
+        spectrum_of, sources, gradients.id_train, _counted(n_classes, task), params.n_vectors, shared_reference=shared
     )
+
+
+def _counted(n_classes: int, task: Task) -> Iterator[int]:
+    for k in range(n_classes):
+        yield k
+        task.advance(1)
 
 
 def _threshold(calibration_tau: Tensor, wild_tau: Tensor, quantile: float) -> float:
@@ -192,8 +202,9 @@ def _threshold(calibration_tau: Tensor, wild_tau: Tensor, quantile: float) -> fl
         return threshold
     outcome = "no candidate outliers" if n_candidates == 0 else "nothing but candidate outliers"
     working = working_quantiles(calibration_tau, wild_tau)
+    half_a_rank = 0.5 / len(calibration_tau)  # inside the range, so that rounding cannot leave it
     cure = (
-        f"values above {working[0]:.4g} and up to {working[1]:.4g} work"
+        f"values from {working[0] + half_a_rank:.6g} to {working[1] - half_a_rank:.6g} work"
         if working
         else "no value works: wild and calibration scores do not overlap"
     )
@@ -205,7 +216,14 @@ def _diagnose(workspace: Workspace, is_candidate: Tensor, ood: str, seed: int) -
     truth = layout.wild_truth(ood, seed)
     if not workspace.has(truth):
         return None
-    return separation_errors(is_candidate, torch.from_numpy(read_wild_truth(workspace.find(truth))))
+    found = workspace.find(truth)
+    is_ood = torch.from_numpy(read_wild_truth(found))
+    if len(is_ood) != len(is_candidate):
+        raise BadArtifactError(
+            f"{found.path} knows {len(is_ood)} wild samples, but there are gradients of {len(is_candidate)}; "
+            f"make them again: {layout.wild_gradients(ood, seed).made_by}"
+        )
+    return separation_errors(is_candidate, is_ood)
 
 
 def _metrics(result: Filtered) -> dict[str, object]:

@@ -46,9 +46,9 @@ def run(
     device = resolve_device(params.device)
     found = workspace.find(layout.classifier(seed))
     classifier = read_network(found, Classifier)
-    candidates = _matching_candidates(workspace, found, ood, seed)
     training = id_images(workspace, params.data.id, "train", seed)
     wild = wild_images(workspace, params.data.id, ood, seed)
+    candidates = _matching_candidates(workspace, found, ood, seed)
     with reproducible(seed, f"train-ood/{ood}") as generator:
         network = OodClassifier.on_top_of(classifier).to(device)
         images, labels = training.images.to(device), training.labels.to(device)
@@ -72,6 +72,7 @@ def run(
     written = [workspace.target(place(ood, seed)) for place in (layout.ood_classifier, layout.train_ood_curve)]
     made_with = {
         "network": fingerprint(found),
+        "wild": candidates.wild,
         "ood": ood,
         "seed": seed,
         "n_candidates": len(candidates.index),
@@ -102,6 +103,7 @@ class EndlessBatches:
 def _matching_candidates(workspace: Workspace, classifier: Found, ood: str, seed: int) -> Candidates:
     found = workspace.find(layout.candidates(ood, seed))
     candidates = read_candidates(found)
-    check_made_with(found, candidates.network, classifier)
-    check_made_with(found, candidates.wild, workspace.find(layout.wild_mixture(ood, seed)))
+    gradients = layout.wild_gradients(ood, seed).made_by  # candidates know of both through the gradients
+    check_made_with(found, candidates.network, classifier, first=gradients)
+    check_made_with(found, candidates.wild, workspace.find(layout.wild_mixture(ood, seed)), first=gradients)
     return candidates
