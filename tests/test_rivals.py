@@ -1,0 +1,101 @@
+"""The rivals' scores, each beside its definition written out. A higher score is more ID-like."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from salcli.rivals.posthoc import energy, knn, msp
+
+SEEDS = st.integers(0, 10_000)
+
+
+def random_matrix(seed: int, n: int, size: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(n, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(seed=SEEDS, n=st.integers(1, 6), n_classes=st.integers(1, 6), scale=st.floats(0.1, 20))
+def test_msp_is_the_largest_share_of_the_exponentials(seed: int, n: int, n_classes: int, scale: float) -> None:
+    logits = random_matrix(seed, n, n_classes, scale)
+    expected = [max(math.exp(x) for x in row) / sum(math.exp(x) for x in row) for row in logits.tolist()]
+    assert msp(logits).tolist() == pytest.approx(expected)
+
+
+@given(seed=SEEDS, n=st.integers(1, 6), n_classes=st.integers(1, 6), scale=st.floats(0.1, 20))
+def test_energy_is_the_logarithm_of_the_sum_of_the_exponentials(
+    seed: int, n: int, n_classes: int, scale: float
+) -> None:
+    logits = random_matrix(seed, n, n_classes, scale)
+    expected = [math.log(sum(math.exp(x) for x in row)) for row in logits.tolist()]
+    assert energy(logits).tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_adding_to_all_logits_changes_energy_but_not_msp() -> None:
+    logits = random_matrix(0, 5, 4)
+    torch.testing.assert_close(msp(logits + 1000), msp(logits))
+    torch.testing.assert_close(energy(logits + 1000), energy(logits) + 1000)
+
+
+def test_confident_predictions_keep_their_order_in_double_precision() -> None:
+    """In float32 both probabilities are 1, and the ranking would be lost."""
+    logits = torch.tensor([[20.0, 0.0], [25.0, 0.0]])
+    assert float(logits.softmax(1)[0, 0]) == float(logits.softmax(1)[1, 0])
+    assert msp(logits)[0] < msp(logits)[1]
+    assert msp(logits).dtype == energy(logits).dtype == torch.float64
+
+
+def slow_knn(feature: list[float], neighbours: list[list[float]], k: int) -> float:
+    """Put all on the unit sphere, measure every distance, sort, take the k-th."""
+
+    def on_sphere(vector: list[float]) -> list[float]:
+        return [x / math.hypot(*vector) for x in vector]
+
+    distances = sorted(math.dist(on_sphere(feature), on_sphere(other)) for other in neighbours)
+    return -distances[k - 1]
+
+
+@settings(max_examples=30)
+@given(seed=SEEDS, n=st.integers(1, 5), n_neighbours=st.integers(1, 20), n_features=st.integers(1, 20), data=st.data())
+def test_knn_is_minus_the_distance_to_the_kth_neighbour_on_the_unit_sphere(
+    seed: int, n: int, n_neighbours: int, n_features: int, data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, n_neighbours))
+    features, neighbours = random_matrix(seed, n, n_features), random_matrix(seed + 1, n_neighbours, n_features)
+    labels = torch.arange(n_neighbours) % 3
+    expected = [slow_knn(row, neighbours.tolist(), k) for row in features.tolist()]
+    assert knn(features, neighbours, labels, k).tolist() == pytest.approx(expected, abs=1e-7)
+
+
+def test_knn_looks_at_directions_only() -> None:
+    features, neighbours, labels = random_matrix(1, 6, 64), random_matrix(2, 40, 64), torch.zeros(40, dtype=torch.int64)
+    scales = torch.linspace(0.1, 50, 40, dtype=torch.float64)[:, None]
+    expected = knn(features, neighbours, labels, 5)
+    torch.testing.assert_close(knn(7 * features, scales * neighbours, labels, 5), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_knn_counts_repeated_neighbours_as_often_as_they_stand_there() -> None:
+    neighbours = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    labels = torch.tensor([0, 1, 1])
+    found = [float(knn(torch.tensor([[2.0, 0.0]]), neighbours, labels, k)) for k in (1, 2, 3)]
+    assert found == pytest.approx([0, 0, -math.sqrt(2)], abs=1e-6)
+
+
+def test_a_feature_of_zeros_is_as_far_from_all_neighbours_as_they_are_long() -> None:
+    """ReLU features can all be zero; the score must stay a number."""
+    neighbours = random_matrix(0, 8, 4)
+    found = knn(torch.zeros(1, 4, dtype=torch.float64), neighbours, torch.zeros(8, dtype=torch.int64), 3)
+    assert float(found) == pytest.approx(-1)
+
+
+def test_samples_like_the_training_data_score_higher_with_every_rival() -> None:
+    """One direction for all: a confident, familiar sample above an undecided, strange one."""
+    logits = torch.tensor([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
+    neighbours = torch.tensor([[1.0, 0.1], [1.0, 0.0], [1.0, -0.1]])
+    features = torch.tensor([[1.0, 0.05], [-1.0, 0.0]])
+    for scores in (msp(logits), energy(logits), knn(features, neighbours, torch.tensor([0, 1, 2]), k=2)):
+        assert scores[0] > scores[1]
