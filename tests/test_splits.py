@@ -1,0 +1,167 @@
+"""Split discipline: every part is disjoint from every other, and the wild truth reaches nobody."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import combinations
+
+import numpy as np
+import pytest
+from conftest import OOD, SEED
+from hypothesis import given
+from hypothesis import strategies as st
+
+from salcli.artifacts import layout
+from salcli.artifacts.fingerprint import fingerprint
+from salcli.artifacts.hdf5 import read_arrays, write_arrays
+from salcli.artifacts.images import read_image_set
+from salcli.artifacts.layout import Workspace
+from salcli.artifacts.splits import WILD_TRUTH, read_id_split, read_ood_test, read_wild_source, read_wild_truth
+from salcli.data.catalogue import DATA_SETS
+from salcli.data.photo_patches import WILD_PART, load_photo_patches
+from salcli.data.splits import largest_mixture, mix_wild, round_half_up, split_id, split_ood
+from salcli.errors import DataError
+from salcli.params import Params
+from salcli.stages import filter as filter_stage
+from salcli.stages import train_ood
+
+SHARES = {"train": 0.32, "calibration": 0.08, "wild": 0.4, "test": 0.2}
+
+
+@given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(20, 60), min_size=2, max_size=5))
+def test_the_id_parts_are_disjoint_complete_and_stratified(seed: int, sizes: list[int]) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    parts = asdict(split_id(labels, SHARES, seed))
+    for one, other in combinations(parts.values(), 2):
+        assert not set(one) & set(other)
+    assert sorted(np.concatenate(list(parts.values()))) == list(range(len(labels)))
+    for name, share in SHARES.items():
+        for k, size in enumerate(sizes):
+            assert abs((labels[parts[name]] == k).sum() - share * size) <= 1
+
+
+def test_a_class_too_small_for_a_part_is_named() -> None:
+    with pytest.raises(DataError, match=r"class 1 has 2 images, too few to give some to train|calibration"):
+        split_id(np.array([0] * 50 + [1] * 2), SHARES, seed=0)
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(2, 500), share=st.floats(0.2, 0.8))
+def test_ood_parts_are_disjoint_and_complete(seed: int, n: int, share: float) -> None:
+    if not 0 < round(share * n) < n:
+        with pytest.raises(DataError, match="ood_wild_share"):
+            split_ood(n, None, share, seed)
+        return
+    parts = split_ood(n, None, share, seed)
+    assert sorted(np.concatenate([parts.wild, parts.test])) == list(range(n))
+
+
+@given(n_id=st.integers(1, 200), n_ood=st.integers(1, 200), pi=st.floats(0.01, 1.0))
+def test_the_mixture_is_the_largest_that_both_pools_can_fill(n_id: int, n_ood: int, pi: float) -> None:
+    """The slow truth: try every size."""
+
+    def fits(size: int) -> bool:
+        return round_half_up(pi * size) <= n_ood and size - round_half_up(pi * size) <= n_id
+
+    assert largest_mixture(n_id, n_ood, pi) == max(size for size in range(n_id + n_ood + 1) if fits(size))
+
+
+@given(seed=st.integers(0, 1000), pi=st.floats(0.05, 0.95) | st.just(1.0))
+def test_the_wild_set_takes_each_sample_once_and_has_the_asked_for_share(seed: int, pi: float) -> None:
+    id_pool, ood_pool = np.arange(100, 300), np.arange(50, 120)
+    wild = mix_wild(id_pool, ood_pool, n_id=1000, pi=pi, seed=seed)
+    assert len(set(wild.source)) == len(wild.source)
+    assert set(wild.source[~wild.is_ood]) <= set(id_pool)
+    assert set(wild.source[wild.is_ood] - 1000) <= set(ood_pool)
+    assert abs(wild.is_ood.sum() - pi * len(wild.source)) <= 0.5
+
+
+def test_the_order_of_the_wild_set_says_nothing() -> None:
+    wild = mix_wild(np.arange(900), np.arange(100), n_id=1000, pi=0.1, seed=3)
+    halves = np.split(wild.is_ood, 2)
+    assert all(30 < half.sum() < 70 for half in halves)
+
+
+def test_a_share_that_the_pools_cannot_give_names_what_fits() -> None:
+    with pytest.raises(DataError, match=r"data.pi 0.001: 100 ID and 50 OOD images .* from 0.0099 to 0.98"):
+        mix_wild(np.arange(100), np.arange(50), n_id=100, pi=0.001, seed=0)
+
+
+def test_patches_for_wild_and_test_share_no_pixel() -> None:
+    """Paint each half of the photographs in its own gray: no patch may show the other's."""
+    import salcli.data.photo_patches as module
+
+    left, right = 40, 200
+    image = np.full((427, 640), right, dtype=float)
+    image[:, : int(640 * WILD_PART)] = left
+    rng = np.random.default_rng(0)
+    assert all((module._patch(image, rng, left=True) == left).all() for _ in range(300))
+    assert all((module._patch(image, rng, left=False) == right).all() for _ in range(300))
+
+
+def test_shrinking_is_the_mean_over_equal_areas() -> None:
+    """The slow truth: repeat every pixel until the side is a multiple of 8, then average blocks."""
+    import salcli.data.photo_patches as module
+
+    square = np.random.default_rng(0).uniform(0, 255, (19, 19))
+    repeated = square.repeat(8, axis=0).repeat(8, axis=1).reshape(8, 19, 8, 19).mean(axis=(1, 3))
+    np.testing.assert_array_equal(module._shrink(square), np.rint(repeated))
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_no_image_of_a_set_stands_in_two_sets_with_other_roles(name: str) -> None:
+    """Not only indices are disjoint: so are the images of ID and OOD sets."""
+    own = DATA_SETS[name]
+    images = {image.tobytes() for image in own.load().images}
+    for other in DATA_SETS.values():
+        if other.role != own.role:
+            assert not images & {image.tobytes() for image in other.load().images}
+
+
+def test_patches_are_the_same_each_time() -> None:
+    np.testing.assert_array_equal(load_photo_patches().images, load_photo_patches().images)
+
+
+def test_in_a_built_workspace_no_image_has_two_roles(workspace: Workspace, quick_params: Params) -> None:
+    """By content, not by index: what stands twice in the source data may not be split across roles unseen."""
+    id_set = read_image_set(workspace.find(layout.prepared_set(quick_params.data.id)))
+    split = read_id_split(workspace.find(layout.id_split(SEED)))
+    for ood in quick_params.data.ood:
+        ood_set = read_image_set(workspace.find(layout.prepared_set(ood)))
+        everything = np.concatenate([id_set.images, ood_set.images])
+        mixture = workspace.find(layout.wild_mixture(ood, SEED))
+        roles = {
+            "ID train": split.train,
+            "ID calibration": split.calibration,
+            "wild": read_wild_source(mixture),
+            "ID test": split.test,
+            "OOD test": read_ood_test(mixture) + len(id_set),
+        }
+        for one, other in combinations(roles, 2):
+            assert not set(roles[one]) & set(roles[other]), (one, other)
+            twins = {image.tobytes() for image in everything[roles[one]]} & {
+                image.tobytes() for image in everything[roles[other]]
+            }
+            assert not twins, (one, other, len(twins))
+
+
+def test_the_truth_never_reaches_filter_or_training(workspace: Workspace, quick_params: Params) -> None:
+    """With the truth turned upside down, candidates and OOD classifier are the same to the byte."""
+    before = _results(workspace, quick_params)
+    truth = workspace.find(layout.wild_truth(OOD, SEED))
+    write_arrays(truth.path, WILD_TRUTH, {"is_ood": ~read_wild_truth(truth)}, {})
+    assert _results(workspace, quick_params) == before
+    truth.path.unlink()
+    assert _results(workspace, quick_params) == before
+    assert filter_stage.run(workspace, quick_params.filter, OOD, SEED).errors is None
+
+
+def _results(workspace: Workspace, params: Params) -> list[str]:
+    filter_stage.run(workspace, params.filter, OOD, SEED)
+    train_ood.run(workspace, params, OOD, SEED)
+    return [fingerprint(workspace.find(place(OOD, SEED))) for place in (layout.candidates, layout.ood_classifier)]
+
+
+def test_gradients_of_the_wild_data_do_not_say_where_a_sample_comes_from(workspace: Workspace) -> None:
+    stored = read_arrays(workspace.find(layout.wild_gradients(OOD, SEED)), "gradients")
+    np.testing.assert_array_equal(stored["index"], np.arange(len(stored["index"])))
+    assert set(stored) == {"feature", "residual", "label", "predicted", "index"}
