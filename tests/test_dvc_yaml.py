@@ -1,0 +1,107 @@
+"""dvc.yaml says what is true: the files, params and source files that each stage really uses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY
+from ruamel.yaml import YAML
+
+from salcli.artifacts import layout
+
+STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(REPOSITORY / "dvc.yaml")["stages"]
+PARAMS: dict[str, Any] = YAML(typ="safe").load(REPOSITORY / "params.yaml")
+# They hold no code that could change a result.
+WITHOUT_RESULT = {"salcli/errors.py", "salcli/progress.py"}
+MODULE = {
+    "prepare-id-set": "prepare", "prepare-ood-set": "prepare", "split": "prepare", "mix-wild": "prepare",
+    "train-id": "train_id", "extract-id": "extract_grads", "extract-wild": "extract_grads",
+    "filter": "filter", "train-ood": "train_ood", "evaluate": "evaluate",
+}  # fmt: skip
+
+LIST_IMPORTS = """
+import json, sys, salcli.stages.{module}
+print(json.dumps([m.__file__ for name, m in sys.modules.items() if name.split(".")[0] == "salcli"]))
+"""
+
+
+def paths(stage: dict[str, Any], *kinds: str) -> set[str]:
+    """The files a stage declares, with the matrix item filled in."""
+    entries = [entry for kind in kinds for entry in stage.get(kind, [])]
+    names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+    return {
+        name.replace("${item.ood}", "OOD").replace("${item.seed}", "7").replace("${data.id}", PARAMS["data"]["id"])
+        for name in names
+    }
+
+
+def test_every_stage_is_known_to_these_tests() -> None:
+    assert set(STAGES) == set(MODULE)
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULE.values())))
+def test_declared_source_files_are_those_that_the_stage_imports(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIST_IMPORTS.format(module=module)], capture_output=True, text=True, check=True
+    )
+    files = {str(Path(file).relative_to(REPOSITORY)) for file in json.loads(done.stdout)}
+    really = {file for file in files if not file.endswith("__init__.py")} - WITHOUT_RESULT
+    for name, stage in STAGES.items():
+        if MODULE[name] == module:
+            assert {dep for dep in paths(stage, "deps") if dep.startswith("salcli/")} == really, name
+
+
+def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None:
+    by_seed = (layout.id_split, layout.classifier, layout.train_id_curve, layout.train_id_metrics)
+    by_experiment = (
+        layout.wild_mixture, layout.wild_truth, layout.wild_gradients, layout.candidates, layout.filter_metrics,
+        layout.ood_classifier, layout.train_ood_curve, layout.test_scores, layout.metrics, layout.roc,
+        layout.score_histogram,
+    )  # fmt: skip
+    expected = [layout.prepared_set(PARAMS["data"]["id"]).name, layout.prepared_set("OOD").name]
+    expected += [place(7).name for place in by_seed]
+    expected += [layout.id_gradients(part, 7).name for part in ("train", "calibration")]
+    expected += [place("OOD", 7).name for place in by_experiment]
+    declared = [name for stage in STAGES.values() for name in paths(stage, "outs", "metrics", "plots")]
+    assert sorted(declared) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_input_is_another_stages_output(name: str) -> None:
+    outputs = {out for stage in STAGES.values() for out in paths(stage, "outs", "metrics", "plots")}
+    inputs = {dep for dep in paths(STAGES[name], "deps") if not dep.startswith("salcli/")}
+    assert inputs <= outputs
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_declared_params_exist_and_leave_out_what_only_spans_the_matrix(name: str) -> None:
+    for key in STAGES[name].get("params", []):
+        value: Any = PARAMS
+        for part in key.split("."):
+            value = value[part]
+        assert key not in ("data", "data.ood", "seeds", "device")
+
+
+def test_the_truth_is_an_input_of_the_filters_diagnosis_alone() -> None:
+    readers = {name for name, stage in STAGES.items() if any("truth" in dep for dep in paths(stage, "deps"))}
+    assert readers == {"filter"}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_commands_name_their_matrix_item(name: str) -> None:
+    axes = set(STAGES[name].get("matrix", {}))
+    assert set(re.findall(r"--(\w+) \$\{item\.\1\}", STAGES[name]["cmd"])) == axes
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_plots_use_templates_that_are_there(name: str) -> None:
+    for plot in STAGES[name].get("plots", []):
+        (options,) = plot.values()
+        template = REPOSITORY / ".dvc" / "plots" / f"{options['template']}.json"
+        assert json.loads(template.read_text())["data"] == {"values": "<DVC_METRIC_DATA>"}
