@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,6 @@ def _new_file(path: Path) -> Iterator[h5py.File]:
         yield file
         file.flush()
     except BaseException:
-        os.truncate(path, 0)  # gives the library room to close in; it crashes the process where it has none
         with suppress(Exception):  # the first error is the one to report
             file.close()
         raise
@@ -89,6 +87,12 @@ def read_arrays(found: Found, kind: str) -> dict[str, np.ndarray]:
     """All arrays of a file."""
     with reading(found, kind) as file:
         return {name: np.asarray(file[name]) for name in file}
+
+
+def read_array(found: Found, kind: str, name: str) -> np.ndarray:
+    """One array of a file."""
+    with reading(found, kind) as file:
+        return np.asarray(file[name])
 
 
 def about(file: h5py.File) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from salcli.artifacts.hdf5 import read_arrays, write_arrays
+from salcli.artifacts.hdf5 import read_array, write_arrays
 from salcli.data.splits import IdSplit
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def write_id_split(path: Path, split: IdSplit, made_with: Mapping[str, Any]) -> 
 
 def read_id_split(found: Found) -> IdSplit:
     """The four parts."""
-    return IdSplit(**read_arrays(found, ID_SPLIT))
+    return IdSplit(*(read_array(found, ID_SPLIT, part.name) for part in fields(IdSplit)))
 
 
 def write_wild_mixture(path: Path, source: Index, ood_test: Index, made_with: Mapping[str, Any]) -> None:
@@ -40,12 +40,12 @@ def write_wild_mixture(path: Path, source: Index, ood_test: Index, made_with: Ma
 
 def read_wild_source(found: Found) -> Index:
     """The wild set: indices that count through the ID data, then through the OOD data."""
-    return read_arrays(found, WILD_MIXTURE)["source"]
+    return read_array(found, WILD_MIXTURE, "source")
 
 
 def read_ood_test(found: Found) -> Index:
     """The OOD test set: indices into the OOD data."""
-    return read_arrays(found, WILD_MIXTURE)["ood_test"]
+    return read_array(found, WILD_MIXTURE, "ood_test")
 
 
 def write_wild_truth(path: Path, is_ood: NDArray[np.bool_], made_with: Mapping[str, Any]) -> None:
@@ -55,4 +55,4 @@ def write_wild_truth(path: Path, is_ood: NDArray[np.bool_], made_with: Mapping[s
 
 def read_wild_truth(found: Found) -> NDArray[np.bool_]:
     """For diagnosis only."""
-    return read_arrays(found, WILD_TRUTH)["is_ood"]
+    return read_array(found, WILD_TRUTH, "is_ood")
