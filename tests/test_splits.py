@@ -20,10 +20,10 @@ from salcli.artifacts.splits import WILD_TRUTH, read_id_split, read_ood_test, re
 from salcli.data.catalogue import DATA_SETS
 from salcli.data.photo_patches import WILD_PART, load_photo_patches
 from salcli.data.splits import largest_mixture, mix_wild, round_half_up, split_id, split_ood
-from salcli.errors import DataError
+from salcli.errors import BadArtifactError, DataError
 from salcli.params import Params
+from salcli.stages import evaluate, extract_grads, prepare, train_id, train_ood
 from salcli.stages import filter as filter_stage
-from salcli.stages import train_ood
 
 SHARES = {"train": 0.32, "calibration": 0.08, "wild": 0.4, "test": 0.2}
 
@@ -82,7 +82,7 @@ def test_the_order_of_the_wild_set_says_nothing() -> None:
 
 
 def test_a_share_that_the_pools_cannot_give_names_what_fits() -> None:
-    with pytest.raises(DataError, match=r"data.pi 0.001: 100 ID and 50 OOD images .* from 0.0099 to 0.98"):
+    with pytest.raises(DataError, match=r"data.pi 0.001: 100 ID and 50 OOD images .* from 0.0099 to 0.9804"):
         mix_wild(np.arange(100), np.arange(50), n_id=100, pi=0.001, seed=0)
 
 
@@ -165,3 +165,25 @@ def test_gradients_of_the_wild_data_do_not_say_where_a_sample_comes_from(workspa
     stored = read_arrays(workspace.find(layout.wild_gradients(OOD, SEED)), "gradients")
     np.testing.assert_array_equal(stored["index"], np.arange(len(stored["index"])))
     assert set(stored) == {"feature", "residual", "label", "predicted", "index"}
+
+
+def test_what_was_made_with_another_split_is_refused(workspace: Workspace, quick_params: Params) -> None:
+    """A classifier of another split may have been trained on what is wild, calibration or test data now."""
+    other_shares = quick_params.data.id_shares.model_copy(update={"train": 0.42, "test": 0.1})
+    prepare.prepare_split(workspace, quick_params.data.model_copy(update={"id_shares": other_shares}), SEED)
+    for stage in (
+        lambda: extract_grads.run_id(workspace, quick_params, SEED),
+        lambda: extract_grads.run_wild(workspace, quick_params, OOD, SEED),
+        lambda: train_ood.run(workspace, quick_params, OOD, SEED),
+        lambda: evaluate.run(workspace, quick_params, OOD, SEED),
+    ):
+        with pytest.raises(BadArtifactError, match=r"was made with another id\.h5"):
+            stage()
+
+
+def test_a_wild_mixture_of_another_split_is_refused(workspace: Workspace, quick_params: Params) -> None:
+    other_shares = quick_params.data.id_shares.model_copy(update={"train": 0.42, "test": 0.1})
+    prepare.prepare_split(workspace, quick_params.data.model_copy(update={"id_shares": other_shares}), SEED)
+    train_id.run(workspace, quick_params, SEED)
+    with pytest.raises(BadArtifactError, match=r"wild\.h5 was made with another id\.h5 .* salcli prepare --ood"):
+        extract_grads.run_wild(workspace, quick_params, OOD, SEED)

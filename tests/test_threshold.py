@@ -143,7 +143,7 @@ def test_err_in_is_what_the_quantile_promises_for_scores_on_the_singular_vectors
     for _ in range(n_deals):
         order = torch.randperm(len(pool), generator=rng)
         calibration, wild = pool[order[:n]], concatenated(pool[order[n:]], outliers)
-        wild_tau, tau = class_conditional_scores(wild, [wild, calibration], id_train, n_classes=2, n_vectors=1)
+        wild_tau, tau = class_conditional_scores(wild, [wild, calibration], id_train, classes=range(2), n_vectors=1)
         is_ood = torch.arange(len(wild)) >= n_wild_id
         errors.append(separation_errors(wild_tau > score_threshold(tau, quantile), is_ood).err_in)
     standard_error = np.std(errors) / math.sqrt(n_deals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from salcli.artifacts.hdf5 import read_array, write_arrays
+from salcli.artifacts.hdf5 import about, read_array, reading, write_arrays
 from salcli.data.splits import IdSplit
 
 if TYPE_CHECKING:
@@ -41,6 +41,12 @@ def write_wild_mixture(path: Path, source: Index, ood_test: Index, made_with: Ma
 def read_wild_source(found: Found) -> Index:
     """The wild set: indices that count through the ID data, then through the OOD data."""
     return read_array(found, WILD_MIXTURE, "source")
+
+
+def read_split_of_mixture(found: Found) -> str:
+    """The fingerprint of the ID split that the wild set was drawn from."""
+    with reading(found, WILD_MIXTURE) as file:
+        return str(about(file)["split"])
 
 
 def read_ood_test(found: Found) -> Index:

@@ -84,7 +84,7 @@ def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -
         low, high = 1 / (len(id_pool) + 1), len(ood_pool) / (len(ood_pool) + 1)
         raise DataError(
             f"data.pi {pi:g}: {len(id_pool)} ID and {len(ood_pool)} OOD images cannot be mixed in that ratio; "
-            f"choose a value from {low:.2g} to {high:.2g}, or 1"
+            f"choose a value from {low:.4f} to {high:.4f}, or 1"
         )
     rng = generator(seed, "mix-wild")
     chosen_id = rng.permutation(id_pool)[: n_wild - n_ood]

@@ -20,10 +20,10 @@ from salcli.devices import resolve_device
 from salcli.errors import ParamsError
 from salcli.inference import in_batches
 from salcli.metrics import OodMetrics, ood_metrics, roc_points
-from salcli.models.network import Classifier, OodClassifier
+from salcli.models.network import OodClassifier
 from salcli.progress import Silent
 from salcli.rivals.posthoc import energy, knn, msp
-from salcli.stages.inputs import LabeledImages, id_images, ood_test_images
+from salcli.stages.inputs import LabeledImages, classifier_of, id_images, ood_test_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from salcli.artifacts.layout import Workspace
+    from salcli.models.network import Classifier
     from salcli.params import Params
     from salcli.progress import Progress, Task
 
@@ -132,7 +133,7 @@ def _sal_scores(test: _Test) -> dict[str, TestScores]:
 
 def _rival_scores(test: _Test) -> dict[str, TestScores]:
     """Scores of the ID classifier; KNN looks for neighbours among the stored training features."""
-    network = read_network(test.workspace.find(layout.classifier(test.seed)), Classifier)
+    network, _ = classifier_of(test.workspace, test.seed)
     score: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "msp": lambda _, logits: msp(logits),
         "energy": lambda _, logits: energy(logits),

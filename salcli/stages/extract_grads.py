@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from salcli.artifacts import layout
-from salcli.artifacts.checkpoint import read_network
 from salcli.artifacts.fingerprint import fingerprint
 from salcli.artifacts.gradients import writing_gradients
 from salcli.devices import resolve_device
 from salcli.errors import TrainingError
 from salcli.inference import in_batches
-from salcli.models.network import Classifier
 from salcli.progress import Silent
 from salcli.sal.gradients import Factors, last_layer_residual
-from salcli.stages.inputs import id_images, wild_images
+from salcli.stages.inputs import classifier_of, id_images, mixture_of, wild_images
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from salcli.artifacts.layout import Workspace
+    from salcli.models.network import Classifier
     from salcli.params import Params
     from salcli.progress import Progress
 
@@ -63,7 +62,7 @@ def run_wild(
     """Gradients of the wild data, with predicted labels. `index` is the place in the wild set."""
     extractor = _Extractor.load(workspace, params, seed, progress or Silent())
     images = wild_images(workspace, params.data.id, ood, seed)
-    mixture = fingerprint(workspace.find(layout.wild_mixture(ood, seed)))
+    mixture = fingerprint(mixture_of(workspace, ood, seed))
     made_with = {"data": f"wild, {ood}", "seed": seed, "wild": mixture}
     return extractor.write(
         workspace.target(layout.wild_gradients(ood, seed)), images, None, np.arange(len(images)), made_with
@@ -80,8 +79,7 @@ class _Extractor:
 
     @classmethod
     def load(cls, workspace: Workspace, params: Params, seed: int, progress: Progress) -> _Extractor:
-        found = workspace.find(layout.classifier(seed))
-        network = read_network(found, Classifier)
+        network, found = classifier_of(workspace, seed)
         device = resolve_device(params.device)
         return cls(network, fingerprint(found), params.extract_grads.batch_size, device, progress)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from salcli.artifacts import layout
+from salcli.artifacts.fingerprint import fingerprint
 from salcli.artifacts.images import read_image_set, write_image_set
 from salcli.artifacts.splits import (
     read_id_split,
@@ -62,11 +63,12 @@ def prepare_wild(workspace: Workspace, params: DataParams, ood: str, seed: int) 
             f"images of {ood} are {ood_set.images.shape[1:]}, those of {params.id} are {id_set.images.shape[1:]} "
             "(channels, height, width); they must agree"
         )
-    id_pool = read_id_split(workspace.find(layout.id_split(seed))).wild
+    found_split = workspace.find(layout.id_split(seed))
+    id_pool = read_id_split(found_split).wild
     ood_split = split_ood(len(ood_set), ood_set.region, params.ood_wild_share, seed)
     mixture = mix_wild(id_pool, ood_split.wild, len(id_set), params.pi, seed)
     path, truth_path = (workspace.target(place(ood, seed)) for place in (layout.wild_mixture, layout.wild_truth))
-    made_with = {"id": params.id, "ood": ood, "pi": params.pi, "seed": seed}
+    made_with = {"id": params.id, "ood": ood, "pi": params.pi, "seed": seed, "split": fingerprint(found_split)}
     write_wild_mixture(path, mixture.source, ood_split.test, made_with)
     write_wild_truth(truth_path, mixture.is_ood, made_with)
     counts = {

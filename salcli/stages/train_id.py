@@ -12,6 +12,7 @@ from salcli.artifacts import layout
 from salcli.artifacts.atomic import write_text
 from salcli.artifacts.checkpoint import write_network
 from salcli.artifacts.curve import write_curve
+from salcli.artifacts.fingerprint import fingerprint
 from salcli.devices import resolve_device
 from salcli.inference import accuracy
 from salcli.models.network import Classifier, NetworkSpec
@@ -67,7 +68,12 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
     written = [
         workspace.target(place(seed)) for place in (layout.classifier, layout.train_id_curve, layout.train_id_metrics)
     ]
-    made_with = {"data": params.data.id, "seed": seed, "train_id": params.train_id.model_dump()}
+    made_with = {
+        "data": params.data.id,
+        "seed": seed,
+        "split": fingerprint(workspace.find(layout.id_split(seed))),
+        "train_id": params.train_id.model_dump(),
+    }
     write_network(written[0], network, made_with)
     write_curve(written[1], [asdict(epoch) for epoch in curve])
     write_text(written[2], json.dumps({"train_accuracy": train_accuracy, "test_accuracy": test_accuracy}) + "\n")

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from salcli.artifacts import layout
 from salcli.artifacts.candidates import Candidates, read_candidates
-from salcli.artifacts.checkpoint import read_network, write_network
+from salcli.artifacts.checkpoint import write_network
 from salcli.artifacts.curve import write_curve
 from salcli.artifacts.fingerprint import check_made_with, fingerprint
 from salcli.devices import resolve_device
-from salcli.models.network import Classifier, OodClassifier
+from salcli.models.network import OodClassifier
 from salcli.progress import Silent
 from salcli.sal.objective import sal_objective
-from salcli.stages.inputs import id_images, wild_images
+from salcli.stages.inputs import classifier_of, id_images, wild_images
 from salcli.training import BatchResult, Epoch, reproducible, train
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def run(
 ) -> TrainedOodClassifier:
     """Train one OOD classifier."""
     device = resolve_device(params.device)
-    found = workspace.find(layout.classifier(seed))
-    classifier = read_network(found, Classifier)
+    classifier, found = classifier_of(workspace, seed)
     training = id_images(workspace, params.data.id, "train", seed)
     wild = wild_images(workspace, params.data.id, ood, seed)
     candidates = _matching_candidates(workspace, found, ood, seed)
