@@ -203,7 +203,7 @@ def _explain(detail: ErrorDetails) -> tuple[str, str]:
 
 def _as_share(value: float) -> str:
     """People write 95 for 0.95; every upper bound that they can miss so is 1."""
-    return f" (did you mean {value / 100:g}?)" if 1 < value < 100 else ""
+    return f" (did you mean {value / 100:g}?)" if 2 <= value < 100 else ""
 
 
 def _nearest_key(where: list[str]) -> str:

@@ -39,6 +39,12 @@ class Epoch:
     accuracy: float
 
 
+def n_images_seen(n_samples: int, params: TrainParams) -> int:
+    """How many images a run goes through: whole batches of every epoch."""
+    batch_size = min(params.batch_size, n_samples)
+    return params.epochs * (n_samples // batch_size) * batch_size
+
+
 def train(
     network: nn.Module,
     objective: Objective,

@@ -384,3 +384,15 @@ def test_inspect_lists_the_highest_candidates_first(built: Path) -> None:
         [candidates.index[row], candidates.predicted[row]] for row in best
     ]
     assert [float(score) for _, score, _ in rows] == pytest.approx(list(candidates.tau[best]), rel=1e-3)
+
+
+def test_an_override_that_the_command_does_not_read_is_pointed_out(here: Path) -> None:
+    result = salcli("filter", "--set", "data.pi=0.3", "--ood", OOD)
+    assert "warning: data.pi changes nothing here" in result.stdout
+    assert "warning" not in salcli("filter", "--set", "filter.n_vectors=2", "--ood", OOD).stdout
+
+
+def test_table_shows_what_params_ask_for_and_all_on_demand(here: Path) -> None:
+    shutil.copytree(here / "runs" / str(SEED), here / "runs" / "5")
+    assert "Left out: 2 evaluations" in salcli("table").stdout
+    assert "2 seeds" in salcli("table", "--all").stdout

@@ -71,7 +71,7 @@ def shown(renderable: RenderableType, width: int = 100) -> str:
 
 
 def table(root: Path, *options: str) -> str:
-    result = salcli("table", "--params", str(root / "params.yaml"), *options)
+    result = salcli("table", "--all", "--params", str(root / "params.yaml"), *options)
     assert result.exit_code == 0
     return str(result.stdout)
 
@@ -343,3 +343,23 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "100%" in text
     assert "images/s" in text
     assert "loss 0.5" in text
+
+
+def test_a_narrow_terminal_gets_the_means_uncut(tmp_path: Path, figures: NDArray[np.floating]) -> None:
+    results = Results.from_folder(write_runs(tmp_path, figures))
+    text = shown(rich_table(results, width=80), width=80)
+    assert "±" not in text.replace("± std", "")
+    for row in results.rows():
+        assert all(f"{value:.1f}" in text for value in row.mean.values())
+    assert all(ood in text for ood in SETS)
+
+
+def test_evaluations_that_are_not_asked_for_are_left_out_and_counted(
+    tmp_path: Path, figures: NDArray[np.floating]
+) -> None:
+    folder = write_runs(tmp_path, figures)
+    asked_for = {(SETS[0], SEEDS[0])}
+    results = Results.from_folder(folder, asked_for)
+    assert set(zip(results.runs["ood"], results.runs["seed"], strict=True)) == asked_for
+    n_left_out = len(SETS) * len(SEEDS) - 1
+    assert f"Left out: {n_left_out} evaluations" in shown(rich_table(results))

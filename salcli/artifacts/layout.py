@@ -59,6 +59,10 @@ class Workspace:
             raise MissingArtifactError(f"{artifact.name} is not there yet; make it with: {artifact.made_by}") from None
         return found
 
+    def how_to_make(self, artifact: Artifact) -> str:
+        """The command that makes the artifact for this run: in scratch/, where the run is a scratch run."""
+        return f"{artifact.made_by} --scratch" if self.write_to_scratch else artifact.made_by
+
     def has(self, artifact: Artifact) -> bool:
         """Whether the artifact is there."""
         return self._is_in_scratch(artifact) or (self.root / artifact.name).exists()

@@ -32,7 +32,12 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Group, help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 
 

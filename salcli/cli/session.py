@@ -44,12 +44,14 @@ class Session:
         assignments: list[str] | None,
         flags: dict[str, Any],
         *,
+        reads: tuple[str, ...],
         ood: list[str] | None = None,
         seed: list[int] | None = None,
         scratch: bool = False,
     ) -> Session:
-        """Load params with flags laid over them, and say what they changed."""
+        """Load params with flags laid over them, and say what they changed; `reads` are the keys that matter here."""
         overrides = dict(parse_assignment(text) for text in assignments or [])
+        _warn_of_unread(overrides, {*flags, *reads})
         overrides |= {key: value for key, value in flags.items() if value is not None}
         params, changed = load_params(params_file, overrides)
         ood_sets = _known_ood(ood, params)
@@ -88,6 +90,12 @@ class Session:
         if "DVC_STAGE" not in os.environ:  # DVC knows what comes next
             options = "".join(self.chosen[option] for option in ("--params", *takes, "--scratch"))
             _say(f"next: {next_command}{options}", "dim", soft_wrap=True)  # a broken command could not be copied
+
+
+def _warn_of_unread(overrides: dict[str, Any], read: set[str]) -> None:
+    for key in overrides:
+        if not any(key == known or key.startswith(f"{known}.") for known in read | {"seeds", "data.ood"}):
+            _say(f"warning: {key} changes nothing here; give it to the command that reads it", "bold yellow")
 
 
 def _typed(option: str, values: Iterable[object]) -> str:

@@ -43,7 +43,7 @@ def prepare(
     from salcli.reporting.stage_tables import prepared_table
     from salcli.stages import prepare as stage
 
-    session = Session.open(params, assignments, {"data.pi": pi}, ood=ood, seed=seed, scratch=scratch)
+    session = Session.open(params, assignments, {"data.pi": pi}, reads=("data",), ood=ood, seed=seed, scratch=scratch)
     workspace, data = session.workspace, session.params.data
     wanted = set(PreparePart) if part is PreparePart.everything else {part}
     done = []
@@ -85,7 +85,9 @@ def train_id(
         "train_id.lr": lr,
         "train_id.batch_size": batch_size,
     }
-    session = Session.open(params, assignments, flags, seed=seed, scratch=scratch)
+    session = Session.open(
+        params, assignments, flags, reads=("data.id", "model", "train_id"), seed=seed, scratch=scratch
+    )
     done = [stage.run(session.workspace, session.params, one, session.progress) for one in session.seeds]
     console.print(train_id_table(done))
     session.finish([path for result in done for path in result.written], "salcli extract-grads")
@@ -108,7 +110,9 @@ def extract_grads(
     from salcli.stages import extract_grads as stage
 
     flags = {"device": device, "extract_grads.batch_size": batch_size}
-    session = Session.open(params, assignments, flags, ood=ood, seed=seed, scratch=scratch)
+    session = Session.open(
+        params, assignments, flags, reads=("data.id", "extract_grads"), ood=ood, seed=seed, scratch=scratch
+    )
     done = []
     if part is not ExtractPart.wild:
         for one in session.seeds:
@@ -148,7 +152,7 @@ def filter_(
         "filter.score": score,
         "filter.n_vectors": n_vectors,
     }
-    session = Session.open(params, assignments, flags, ood=ood, seed=seed, scratch=scratch)
+    session = Session.open(params, assignments, flags, reads=("filter",), ood=ood, seed=seed, scratch=scratch)
     done = [
         stage.run(session.workspace, session.params.filter, *experiment, session.progress)
         for experiment in session.experiments()
@@ -184,7 +188,9 @@ def train_ood(
         "train_ood.loss_weight": loss_weight,
         "train_ood.candidate_id": candidate_id,
     }
-    session = Session.open(params, assignments, flags, ood=ood, seed=seed, scratch=scratch)
+    session = Session.open(
+        params, assignments, flags, reads=("data.id", "train_ood"), ood=ood, seed=seed, scratch=scratch
+    )
     done = [
         stage.run(session.workspace, session.params, *experiment, session.progress)
         for experiment in session.experiments()
@@ -211,10 +217,12 @@ def evaluate(
     from salcli.stages import evaluate as stage
 
     flags = {"device": device, "evaluate.methods": method or None, "evaluate.knn_k": knn_k}
-    session = Session.open(params, assignments, flags, ood=ood, seed=seed, scratch=scratch)
+    session = Session.open(
+        params, assignments, flags, reads=("data.id", "evaluate"), ood=ood, seed=seed, scratch=scratch
+    )
     done = [
         stage.run(session.workspace, session.params, *experiment, session.progress)
         for experiment in session.experiments()
     ]
-    console.print(rich_table(Results.from_evaluations(done)))
+    console.print(rich_table(Results.from_evaluations(done), console.width))
     session.finish([path for result in done for path in result.written], "salcli table", takes=())

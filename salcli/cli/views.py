@@ -26,19 +26,29 @@ def table(
     scratch: Annotated[
         bool, typer.Option("--scratch", help="Show the evaluations in scratch/.", rich_help_panel=RUN)
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show seeds and OOD sets that params.yaml does not name.")
+    ] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.rich,
 ) -> None:
     """Collect every evaluation of the workspace: mean ± std over seeds, best value bold."""
     from salcli.artifacts.layout import RUNS, SCRATCH
+    from salcli.params import load_params
     from salcli.reporting import results_table as render
     from salcli.reporting.console import console
     from salcli.reporting.results import Results
 
     root = params.parent / SCRATCH if scratch else params.parent
-    results = Results.from_folder(root / RUNS)
+    only = None
+    if not (everything or scratch):
+        wanted, _ = load_params(params)
+        only = {(ood, seed) for ood in wanted.data.ood for seed in wanted.seeds}
+    results = Results.from_folder(root / RUNS, only)
     match output_format:
         case Format.rich:
-            console.print(render.rich_table(results))
+            if scratch:
+                console.print(f"from {SCRATCH}/: runs by hand, not what `dvc repro` builds", style="yellow")
+            console.print(render.rich_table(results, console.width))
         case Format.markdown:
             print(render.markdown(results))
         case Format.latex:

@@ -14,7 +14,7 @@ from salcli.artifacts.layout import Found
 from salcli.errors import BadArtifactError, MissingArtifactError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from salcli.artifacts.layout import Artifact
@@ -50,6 +50,7 @@ class Results:
 
     runs: pd.DataFrame
     samples: dict[str, str]
+    n_left_out: int = 0  # evaluations that were found, but not asked for
 
     @classmethod
     def from_evaluations(cls, done: Sequence[Evaluated]) -> Results:
@@ -63,12 +64,16 @@ class Results:
         return cls(pd.DataFrame(runs), _samples(counts))
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Results:
-        """Every metrics.json below folder/SEED/OOD/."""
-        runs, counts = [], []
+    def from_folder(cls, folder: Path, only: Collection[tuple[str, int]] | None = None) -> Results:
+        """Every metrics.json below folder/SEED/OOD/, or `only` those of some OOD sets and seeds."""
+        runs, counts, n_left_out = [], [], 0
         for path in sorted(folder.glob("*/*/metrics.json")):
             ood, seed = path.parent.name, path.parent.parent.name
-            if seed.isdecimal():  # else it is somebody's backup
+            if not seed.isdecimal():  # somebody's backup
+                continue
+            if only is not None and (ood, int(seed)) not in only:
+                n_left_out += 1
+            else:
                 own_runs, own_counts = _read_evaluation(path, ood, int(seed))
                 runs += own_runs
                 counts.append((ood, own_counts))
@@ -76,7 +81,7 @@ class Results:
             raise MissingArtifactError(
                 f"there is no evaluation below {folder} yet; make one with: dvc repro, or salcli evaluate"
             )
-        return cls(pd.DataFrame(runs), _samples(counts))
+        return cls(pd.DataFrame(runs), _samples(counts), n_left_out)
 
     @property
     def ood_sets(self) -> list[str]:

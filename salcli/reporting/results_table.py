@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     from salcli.reporting.results import Results, Row
 
 LABELS = {"sal": "SAL", "msp": "MSP", "energy": "Energy", "knn": "KNN"}
+FULL_WIDTH = 96  # columns of a terminal that mean ± std needs
 HEADER = ["OOD test set", "method", *METRICS.values()]
 
 
-def rich_table(results: Results) -> Table:
-    """For the terminal."""
+def rich_table(results: Results, width: int = FULL_WIDTH) -> Table:
+    """For the terminal. In a narrow one the means alone are shown, rather than figures cut in two."""
+    spread = width >= FULL_WIDTH
     table = Table(title="OOD detection, in %", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for place, name in enumerate(HEADER):
         table.add_column(name, justify="right" if place > 1 else "left")
     for row, is_new_set in _with_breaks(results.rows()):
         if is_new_set and table.row_count:
             table.add_section()
-        table.add_row(row.ood if is_new_set else "", *_cells(row, "[bold]{}[/bold]"))
-    table.caption = "\n".join(_notes(results))
+        table.add_row(row.ood if is_new_set else "", *_cells(row, "[bold]{}[/bold]", spread=spread))
+    table.caption = "\n".join(_notes(results, spread=spread))
     table.caption_justify = "left"
     return table
 
@@ -79,20 +81,25 @@ def _with_breaks(rows: list[Row]) -> Iterator[tuple[Row, bool]]:
         yield row, row.ood != previous.ood
 
 
-def _cells(row: Row, bold: str) -> list[str]:
+def _cells(row: Row, bold: str, *, spread: bool = True) -> list[str]:
     """The method and its figures."""
     figures = []
     for metric in METRICS:
         mean, std = row.mean[metric], row.std[metric]
-        text = f"{mean:.1f}" if math.isnan(std) else f"{mean:.1f} ± {std:.1f}"
+        text = f"{mean:.1f}" if math.isnan(std) or not spread else f"{mean:.1f} ± {std:.1f}"
         figures.append(bold.format(text) if metric in row.best else text)
     return [LABELS.get(row.method, row.method), *figures]
 
 
-def _notes(results: Results) -> list[str]:
+def _notes(results: Results, *, spread: bool = True) -> list[str]:
     notes = [FPR95_CONVENTION]
     if results.n_seeds > 1:
         over_sets = f" ({AVERAGE}: over the OOD sets)" if len(results.ood_sets) > 1 else ""
-        notes.append(f"Mean ± std over {results.n_seeds} seeds{over_sets}; best in bold; sorted by average FPR95.")
+        figures = "Mean ± std" if spread else f"Mean (± std from {FULL_WIDTH} columns on)"
+        notes.append(f"{figures} over {results.n_seeds} seeds{over_sets}; best in bold; sorted by average FPR95.")
+    if results.n_left_out:
+        notes.append(
+            f"Left out: {results.n_left_out} evaluations that params.yaml does not ask for (--all shows them)."
+        )
     notes.append("Samples: " + ", ".join(f"{name} {text}" for name, text in results.samples.items()) + ".")
     return notes

@@ -221,7 +221,7 @@ def _diagnose(workspace: Workspace, is_candidate: Tensor, ood: str, seed: int) -
     if len(is_ood) != len(is_candidate):
         raise BadArtifactError(
             f"{found.path} knows {len(is_ood)} wild samples, but there are gradients of {len(is_candidate)}; "
-            f"make them again: {layout.wild_gradients(ood, seed).made_by}"
+            f"make them again: {workspace.how_to_make(layout.wild_gradients(ood, seed))}"
         )
     return separation_errors(is_candidate, is_ood)
 

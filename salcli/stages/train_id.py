@@ -18,7 +18,7 @@ from salcli.inference import accuracy
 from salcli.models.network import Classifier, NetworkSpec
 from salcli.progress import Silent
 from salcli.stages.inputs import id_images
-from salcli.training import BatchResult, Epoch, reproducible, train
+from salcli.training import BatchResult, Epoch, n_images_seen, reproducible, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
             logits = network(images[batch])
             return BatchResult(cross_entropy(logits, labels[batch]), (logits.argmax(1) == labels[batch]).sum())
 
-        n_seen = params.train_id.epochs * len(training)
+        n_seen = n_images_seen(len(training), params.train_id)
         with progress.task(f"train-id, seed {seed}", n_seen, "images") as task:
             curve = list(train(network, objective, len(training), params.train_id, generator, task))
     with progress.task("accuracy", len(training) + len(test), "images") as task:

@@ -18,7 +18,7 @@ from salcli.models.network import OodClassifier
 from salcli.progress import Silent
 from salcli.sal.objective import sal_objective
 from salcli.stages.inputs import classifier_of, id_images, wild_images
-from salcli.training import BatchResult, Epoch, reproducible, train
+from salcli.training import BatchResult, Epoch, n_images_seen, reproducible, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def run(
             loss = sal_objective(class_logits[:n], labels[batch], id_logit, outlier_logit, params.train_ood.loss_weight)
             return BatchResult(loss, (class_logits[:n].argmax(1) == labels[batch]).sum())
 
-        n_seen = params.train_ood.epochs * len(training)
+        n_seen = n_images_seen(len(training), params.train_ood)
         with (progress or Silent()).task(f"train-ood, {ood}, seed {seed}", n_seen, "images") as task:
             curve = list(train(network, objective, len(training), params.train_ood, generator, task))
     written = [workspace.target(place(ood, seed)) for place in (layout.ood_classifier, layout.train_ood_curve)]
@@ -102,7 +102,7 @@ class EndlessBatches:
 def _matching_candidates(workspace: Workspace, classifier: Found, ood: str, seed: int) -> Candidates:
     found = workspace.find(layout.candidates(ood, seed))
     candidates = read_candidates(found)
-    gradients = layout.wild_gradients(ood, seed).made_by  # candidates know of both through the gradients
+    gradients = workspace.how_to_make(layout.wild_gradients(ood, seed))  # candidates know of both through the gradients
     check_made_with(found, candidates.network, classifier, first=gradients)
     check_made_with(found, candidates.wild, workspace.find(layout.wild_mixture(ood, seed)), first=gradients)
     return candidates
