@@ -134,7 +134,7 @@ def test_the_command_that_is_named_makes_the_file(here: Path) -> None:
 
 
 def test_a_table_before_any_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
-    message = refused("table", "--params", str(tmp_path / "params.yaml"), root=tmp_path)
+    message = refused("table", "--all", "--params", str(tmp_path / "params.yaml"), root=tmp_path)
     assert "there is no evaluation below" in message
     assert "make one with: dvc repro, or salcli evaluate" in message
 
