@@ -208,3 +208,10 @@ def test_a_class_within_a_class_is_no_larger_than_either(tmp_path: Path) -> None
     for source in (factors, file):
         assert len(source.of_class(0).of_class(1)) == 0
         assert_same(in_memory(source.of_class(1).of_class(1)), factors.of_class(1))
+
+
+def test_a_stored_file_says_with_which_params_it_was_made(workspace: Workspace, quick_params: Params) -> None:
+    for place in (layout.id_gradients("train", SEED), layout.wild_gradients(OOD, SEED)):
+        about = GradientFile.open(workspace.find(place)).about
+        assert about["data.id"] == quick_params.data.id
+        assert about["extract_grads"] == quick_params.extract_grads.model_dump()

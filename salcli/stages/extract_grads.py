@@ -51,7 +51,7 @@ def run_id(
     for part in ("train", "calibration"):
         samples = id_images(workspace, params.data.id, part, seed)
         path = workspace.target(layout.id_gradients(part, seed))
-        made_with = {"data": f"ID {part}", "seed": seed}
+        made_with = {"data": f"ID {part}", "seed": seed, **_params_used(params)}
         results.append(extractor.write(path, samples.images, samples.labels, samples.index, made_with))
     return results
 
@@ -63,10 +63,14 @@ def run_wild(
     extractor = _Extractor.load(workspace, params, seed, progress or Silent())
     images = wild_images(workspace, params.data.id, ood, seed)
     mixture = fingerprint(mixture_of(workspace, ood, seed))
-    made_with = {"data": f"wild, {ood}", "seed": seed, "wild": mixture}
+    made_with = {"data": f"wild, {ood}", "seed": seed, "wild": mixture, **_params_used(params)}
     return extractor.write(
         workspace.target(layout.wild_gradients(ood, seed)), images, None, np.arange(len(images)), made_with
     )
+
+
+def _params_used(params: Params) -> dict[str, Any]:
+    return {"data.id": params.data.id, "extract_grads": params.extract_grads.model_dump()}
 
 
 @dataclass(frozen=True)
