@@ -26,11 +26,16 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Method = Literal["sal", "msp", "energy", "knn"]
+ChannelValues = Annotated[tuple[float, ...], Field(strict=False)]
 
 
 def _some_each_once(items: tuple[T, ...]) -> tuple[T, ...]:
     if not items:
         raise ValueError("must name at least one item, got []")
+    return _each_once(items)
+
+
+def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
     repeated = sorted({str(item) for item in items if items.count(item) > 1})
     if repeated:
         raise ValueError(f"must name each item once, got {', '.join(repeated)} more than once")
@@ -63,30 +68,47 @@ class IdShares(_Section):
     train: Share
     calibration: Share
     wild: Share
-    test: Share
+    test: Share | Literal["official"]  # official: the images that were published for testing; the rest is dealt
 
     @model_validator(mode="after")
     def _add_up(self) -> Self:
-        total = self.train + self.calibration + self.wild + self.test
+        total = self.train + self.calibration + self.wild + (0 if self.test == "official" else self.test)
         if not math.isclose(total, 1, abs_tol=1e-6):
-            raise ValueError(f"must add up to 1, got {total:g}")
+            others = "train, calibration and wild " if self.test == "official" else ""
+            raise ValueError(f"{others}must add up to 1, got {total:g}")
         return self
 
 
 class DataParams(_Section):
     """What is ID, what is OOD, and how they are mixed."""
 
+    root: Annotated[str, Field(min_length=1)]
     id: Annotated[str, _data_set("id")]
     ood: Annotated[tuple[Annotated[str, _data_set("ood")], ...], Field(strict=False), AfterValidator(_some_each_once)]
+    test_ood: Annotated[tuple[Annotated[str, _data_set("ood")], ...], Field(strict=False), AfterValidator(_each_once)]
+    image_size: Count
+    channels: Literal[1, 2, 3]
+    on_bad_image: Literal["fail", "skip"]
     pi: Annotated[float, Field(gt=0, le=1)]
     id_shares: IdShares
     ood_wild_share: Share
 
 
 class ModelParams(_Section):
-    """The network."""
+    """The network, and what its input is normalised with (on a scale of 0 to 1; auto: of the training images)."""
 
     backbone: Literal["small-cnn"]
+    drop_rate: Annotated[float, Field(ge=0, lt=1)]
+    mean: Literal["auto"] | ChannelValues
+    std: Literal["auto"] | ChannelValues
+
+
+class NumericsParams(_Section):
+    """How exactly to compute."""
+
+    precision: Literal["float32", "bfloat16", "float16"]
+    deterministic: bool
+    compile: bool
 
 
 class TrainParams(_Section):
@@ -97,6 +119,20 @@ class TrainParams(_Section):
     lr: Positive
     momentum: Annotated[float, Field(ge=0, lt=1)]
     weight_decay: NotNegative
+    augment: Literal["none", "flip-crop"]
+
+
+class TrainIdParams(TrainParams):
+    """How the ID classifier is trained, or where its weights come from."""
+
+    epochs: Annotated[int, Field(ge=0, strict=True)]
+    weights: Annotated[str, Field(min_length=1)] | None
+
+    @model_validator(mode="after")
+    def _trained_somehow(self) -> Self:
+        if self.epochs == 0 and self.weights is None:
+            raise ValueError("epochs is 0, so weights must name a file; or train for at least one epoch")
+        return self
 
 
 class ExtractGradsParams(_Section):
@@ -142,9 +178,11 @@ class Params(_Section):
         AfterValidator(_some_each_once),
     ]
     device: Annotated[str, AfterValidator(_device)]
+    launcher: Annotated[str, Field(min_length=1)]
+    numerics: NumericsParams
     data: DataParams
     model: ModelParams
-    train_id: TrainParams
+    train_id: TrainIdParams
     extract_grads: ExtractGradsParams
     filter: FilterParams
     train_ood: TrainOodParams
