@@ -17,6 +17,14 @@ class Task(Protocol):
         """n more units are done; `values` are the latest figures worth showing."""
         ...
 
+    def skip(self, n: int) -> None:
+        """n units were done by an earlier run."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something that people should know."""
+        ...
+
 
 class Progress(Protocol):
     """Shows steps."""
@@ -36,3 +44,9 @@ class Silent:
 
     def advance(self, n: int, **values: float) -> None:
         """Nobody watches."""
+
+    def skip(self, n: int) -> None:
+        """Nobody watches."""
+
+    def note(self, text: str) -> None:
+        """Nobody reads it."""

@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING
 from salcli.errors import BadArtifactError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from salcli.artifacts.layout import Found
 
 
 def fingerprint(found: Found) -> str:
-    """Identifies a file by its content."""
-    with found.path.open("rb") as file:
+    """Identifies an artifact by its content."""
+    return fingerprint_of_file(found.path)
+
+
+def fingerprint_of_file(path: Path) -> str:
+    """Identifies any file by its content; empty where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 

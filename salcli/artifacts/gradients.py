@@ -117,8 +117,15 @@ class GradientFile:
 
     def of_class(self, k: int) -> GradientFile:
         """The samples whose label is k."""
-        rows = torch.arange(len(self)) if self.rows is None else self.rows
-        return replace(self, rows=rows[self.label == k])
+        return replace(self, rows=self._own_rows[self.label == k])
+
+    def between(self, rows: slice) -> GradientFile:
+        """Neighbouring samples."""
+        return replace(self, rows=self._own_rows[rows])
+
+    @property
+    def _own_rows(self) -> Tensor:
+        return torch.arange(len(self)) if self.rows is None else self.rows
 
     def chunks(self) -> Iterator[Factors]:
         """At most ROWS_PER_CHUNK rows at a time; parts of the file without a row of ours are not read."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SCRATCH = "scratch"
 RUNS = "runs"
+UNSEEN = "unseen"
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,12 @@ def train_id_metrics(seed: int) -> Artifact:
     return Artifact(f"runs/{seed}/train-id.json", f"salcli train-id --seed {seed}")
 
 
+def resume_state(stage: str, seed: int, ood: str = "") -> Artifact:
+    """The state of an unfinished training run. DVC does not know of it, so it does not delete it."""
+    name = "-".join(filter(None, (stage, ood, str(seed))))
+    return Artifact(f".salcli/resume/{name}.pt", f"salcli {stage}")
+
+
 def id_gradients(part: str, seed: int) -> Artifact:
     """Gradients of labeled ID data: part is train or calibration."""
     return Artifact(f"runs/{seed}/gradients-id-{part}.h5", f"salcli extract-grads --seed {seed}")
@@ -145,21 +152,29 @@ def train_ood_curve(ood: str, seed: int) -> Artifact:
     return Artifact(f"runs/{seed}/{ood}/train-ood.csv", f"salcli train-ood --ood {ood} --seed {seed}")
 
 
-def test_scores(ood: str, seed: int) -> Artifact:
+def _evaluation(file: str, ood: str, seed: int, unseen: str | None) -> Artifact:
+    """Figures on the OOD set of the wild data lie with the experiment; those on an unseen set in a folder below."""
+    if unseen is None:
+        return Artifact(f"runs/{seed}/{ood}/{file}", f"salcli evaluate --ood {ood} --seed {seed}")
+    command = f"salcli evaluate --ood {ood} --seed {seed} --unseen {unseen}"
+    return Artifact(f"runs/{seed}/{ood}/{UNSEEN}/{unseen}/{file}", command)
+
+
+def test_scores(ood: str, seed: int, unseen: str | None = None) -> Artifact:
     """Every method's scores on the test sets."""
-    return Artifact(f"runs/{seed}/{ood}/scores.h5", f"salcli evaluate --ood {ood} --seed {seed}")
+    return _evaluation("scores.h5", ood, seed, unseen)
 
 
-def metrics(ood: str, seed: int) -> Artifact:
+def metrics(ood: str, seed: int, unseen: str | None = None) -> Artifact:
     """Every method's FPR95, AUROC, AUPR and accuracy."""
-    return Artifact(f"runs/{seed}/{ood}/metrics.json", f"salcli evaluate --ood {ood} --seed {seed}")
+    return _evaluation("metrics.json", ood, seed, unseen)
 
 
-def roc(ood: str, seed: int) -> Artifact:
+def roc(ood: str, seed: int, unseen: str | None = None) -> Artifact:
     """Points of every method's ROC, for plots."""
-    return Artifact(f"runs/{seed}/{ood}/roc.csv", f"salcli evaluate --ood {ood} --seed {seed}")
+    return _evaluation("roc.csv", ood, seed, unseen)
 
 
-def score_histogram(ood: str, seed: int) -> Artifact:
+def score_histogram(ood: str, seed: int, unseen: str | None = None) -> Artifact:
     """Histograms of every method's scores, for plots."""
-    return Artifact(f"runs/{seed}/{ood}/histogram.csv", f"salcli evaluate --ood {ood} --seed {seed}")
+    return _evaluation("histogram.csv", ood, seed, unseen)

@@ -85,7 +85,7 @@ class OodClassifier(Classifier):
         network.load_state_dict(classifier.state_dict(), strict=False)
         return network
 
-    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Class logits (n × K) and the OOD logit (n), higher = more ID-like."""
         features = self.features(images)
         return self.head(features), self.ood_head(features).squeeze(1)

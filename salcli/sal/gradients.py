@@ -46,6 +46,10 @@ class Factors:
         """The samples whose label is k."""
         return self[self.label == k]
 
+    def between(self, rows: slice) -> Factors:
+        """Neighbouring samples."""
+        return self[rows]
+
     def dense(self) -> Float[Tensor, "n kd"]:
         """The gradients themselves, flattened. For export and for tests: n·K·D numbers."""
         return torch.einsum("nk,nd->nkd", self.residual, self.feature).flatten(1)
@@ -83,6 +87,10 @@ class FactorSource(Protocol):
 
     def of_class(self, k: int) -> FactorSource:
         """The samples whose label is k."""
+        ...
+
+    def between(self, rows: slice) -> FactorSource:
+        """Neighbouring samples."""
         ...
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from salcli.sal.gradients import FactorSource, mean_gradient
-from salcli.sal.spectrum import CentredGradients, top_singular_vectors
+from salcli.sal.spectrum import ALONE, CentredGradients, Workers, top_singular_vectors
 
 
 def outlier_scores(G: CentredGradients, V: Float[Tensor, "v k d"], n_vectors: int) -> Float[Tensor, " n"]:
@@ -43,10 +43,11 @@ def class_agnostic_scores(
     sources: Sequence[FactorSource],
     reference: Float[Tensor, "c k d"],
     n_vectors: int,
+    workers: Workers = ALONE,
 ) -> list[Float[Tensor, " n"]]:
     """τ of every row of every source, projected on the singular vectors of one matrix for all classes."""
-    V = top_singular_vectors(CentredGradients(spectrum_of, reference), n_vectors)
-    return [outlier_scores(CentredGradients(source, reference), V, n_vectors) for source in sources]
+    V = top_singular_vectors(CentredGradients(spectrum_of, reference, workers), n_vectors)
+    return [outlier_scores(CentredGradients(source, reference, workers), V, n_vectors) for source in sources]
 
 
 def class_conditional_scores(

@@ -2,11 +2,14 @@
 
 G has m rows of K·D numbers; all that is used of it is products with vectors, or, where few rows
 share a matrix, the m×m matrix of their inner products. Everything is computed in float64.
+Several processes can work on one G: each goes through its own rows, and sums are added up over all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,12 +28,57 @@ RELATIVE_RANK = 1e-12
 CANCELLATION = 1e-14
 
 
+@runtime_checkable
+class Workers(Protocol):
+    """Those who share the rows of one G."""
+
+    def share(self, source: FactorSource) -> FactorSource:
+        """The neighbouring rows that this one goes through."""
+        ...
+
+    def part(self, n: int) -> slice:
+        """Where they are among all n rows."""
+        ...
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over all of them."""
+        ...
+
+    def join(self, rows: Tensor) -> Tensor:
+        """The rows of all of them, in order."""
+        ...
+
+
+class OneWorker:
+    """Has all the rows."""
+
+    def share(self, source: FactorSource) -> FactorSource:
+        """All rows."""
+        return source
+
+    def part(self, n: int) -> slice:
+        """All rows."""
+        return slice(n)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """There is nothing to add."""
+        return tensor
+
+    def join(self, rows: Tensor) -> Tensor:
+        """There is nothing to join."""
+        return rows
+
+
+ALONE = OneWorker()
+
+
 @dataclass(frozen=True)
 class CentredGradients:
     """Rows g_i − ∇̄: `reference` holds one ∇̄ for all rows, or one for each label."""
 
     source: FactorSource
     reference: Float[Tensor, "c k d"]
+    workers: Workers = ALONE
 
     def __len__(self) -> int:
         return len(self.source)
@@ -42,24 +90,24 @@ class CentredGradients:
     def project(self, V: Float[Tensor, "v k d"]) -> Float[Tensor, "n v"]:
         """G Vᵀ: the inner product of every row with every vector, streamed."""
         offset = self._offset(V)
-        parts = [_project(chunk, V) - offset[self.reference_row(chunk)] for chunk in self.source.chunks()]
-        return torch.cat(parts) if parts else V.new_zeros(0, len(V))
+        parts = [_project(chunk, V) - offset[self.reference_row(chunk)] for chunk in self._own_chunks()]
+        return self.workers.join(torch.cat(parts) if parts else V.new_zeros(0, len(V)))
 
     def combine(self, U: Float[Tensor, "n v"]) -> Float[Tensor, "v k d"]:
         """Uᵀ G: the rows weighted by each column of U and added up, streamed."""
-        total, start = _Total.zeros(U.shape[1], self.reference), 0
-        for chunk in self.source.chunks():
-            total.add(chunk, self.reference_row(chunk), U[start : start + len(chunk)])
+        total, own, start = _Total.zeros(U.shape[1], self.reference), U[self.workers.part(len(U))], 0
+        for chunk in self._own_chunks():
+            total.add(chunk, self.reference_row(chunk), own[start : start + len(chunk)])
             start += len(chunk)
-        return total.centred(self.reference)
+        return self.workers.add_up(total.centred(self.reference))
 
     def covariance_product(self, V: Float[Tensor, "v k d"]) -> Float[Tensor, "v k d"]:
         """(GᵀG) applied to each vector, in one pass over the rows."""
         offset, total = self._offset(V), _Total.zeros(len(V), self.reference)
-        for chunk in self.source.chunks():
+        for chunk in self._own_chunks():
             row = self.reference_row(chunk)
             total.add(chunk, row, _project(chunk, V) - offset[row])
-        return total.centred(self.reference)
+        return self.workers.add_up(total.centred(self.reference))
 
     def gram(self) -> Float[Tensor, "n n"]:
         """G Gᵀ for few rows: (R Rᵀ) ∘ (F Fᵀ), less its centring."""
@@ -75,20 +123,23 @@ class CentredGradients:
         """GᵀG for few columns, added up chunk by chunk."""
         reference = self.reference.flatten(1)
         total = reference.new_zeros(reference.shape[1], reference.shape[1])
-        for chunk in self.source.chunks():
+        for chunk in self._own_chunks():
             exact = Factors(chunk.residual.double(), chunk.feature.double(), chunk.label)
             rows = exact.dense() - reference[self.reference_row(chunk)]
             total += rows.T @ rows
-        return total
+        return self.workers.add_up(total)
 
     def size_before_centring(self) -> float:
         """Σ ‖g_i‖² + ‖∇̄‖²: what rounding errors of the centred rows are relative to."""
         squares = self.reference.flatten(1).square().sum(dim=1)
-        total = 0.0
-        for chunk in self.source.chunks():
+        total = torch.zeros(1, dtype=torch.float64)
+        for chunk in self._own_chunks():
             own = chunk.residual.double().square().sum(1) * chunk.feature.double().square().sum(1)
-            total += float((own + squares[self.reference_row(chunk)]).sum())
-        return total
+            total += (own + squares[self.reference_row(chunk)]).sum()
+        return float(self.workers.add_up(total))
+
+    def _own_chunks(self) -> Iterable[Factors]:
+        return self.workers.share(self.source).chunks()
 
     def _offset(self, V: Tensor) -> Tensor:
         return self.reference.flatten(1) @ V.flatten(1).T  # c, v

@@ -16,14 +16,15 @@ from salcli.artifacts.curve import write_curve
 from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.gradients import GradientFile
 from salcli.artifacts.hdf5 import write_arrays
-from salcli.devices import resolve_device
+from salcli.compute.numerics import Compute, computing
+from salcli.compute.processes import processes
 from salcli.errors import ParamsError
 from salcli.inference import in_batches
 from salcli.metrics import OodMetrics, ood_metrics, roc_points
 from salcli.models.network import OodClassifier
 from salcli.progress import Silent
 from salcli.rivals.posthoc import energy, knn, msp
-from salcli.stages.inputs import LabeledImages, classifier_of, id_images, ood_test_images
+from salcli.stages.inputs import LabeledImages, classifier_of, id_images, ood_test_images, unseen_ood_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from salcli.artifacts.layout import Workspace
+    from salcli.compute.image_rows import ImageRows
     from salcli.models.network import Classifier
     from salcli.params import Params
     from salcli.progress import Progress, Task
@@ -51,9 +53,10 @@ class TestScores:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The metrics of every method on one OOD set."""
+    """The metrics of every method on one OOD test set. `ood` is the one in the wild data."""
 
     ood: str
+    test_set: str
     seed: int
     metrics: dict[str, OodMetrics]
     id_accuracy: dict[str, float]
@@ -62,23 +65,39 @@ class Evaluated:
     written: list[Path]
 
 
-def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Progress | None = None) -> Evaluated:
-    """Evaluate all methods of params.yaml on one OOD set."""
+def run(
+    workspace: Workspace,
+    params: Params,
+    ood: str,
+    seed: int,
+    progress: Progress | None = None,
+    *,
+    unseen: str | None = None,
+) -> Evaluated:
+    """Evaluate all methods of params.yaml on the OOD set of the wild data, or on an `unseen` one."""
     methods: tuple[str, ...] = params.evaluate.methods
     id_test = id_images(workspace, params.data.id, "test", seed)
-    ood_test = ood_test_images(workspace, ood, seed)
+    if unseen:
+        ood_test = unseen_ood_images(workspace, params.data, unseen, seed)
+    else:
+        ood_test = ood_test_images(workspace, ood, seed)
     n_networks = ("sal" in methods) + any(method != "sal" for method in methods)
     n_images = n_networks * (len(id_test) + len(ood_test))
-    with (progress or Silent()).task(f"evaluate, {ood}, seed {seed}", n_images, "images") as task:
-        test = _Test(workspace, params, ood, seed, id_test, ood_test, task)
+    what = f"{ood}, tested on {unseen}" if unseen else ood
+    with (
+        computing(params) as compute,
+        (progress or Silent()).task(f"evaluate, {what}, seed {seed}", n_images, "images") as task,
+    ):
+        test = _Test(workspace, params, ood, seed, id_test, ood_test, compute, task)
         found = _rival_scores(test) | (_sal_scores(test) if "sal" in methods else {})
     scores = {method: found[method] for method in methods}
     written = [
-        workspace.target(place(ood, seed))
+        workspace.target(place(ood, seed, unseen))
         for place in (layout.test_scores, layout.metrics, layout.roc, layout.score_histogram)
     ]
     result = Evaluated(
         ood=ood,
+        test_set=unseen or ood,
         seed=seed,
         metrics={method: ood_metrics(own.id, own.ood) for method, own in scores.items()},
         id_accuracy={method: own.id_accuracy for method, own in scores.items()},
@@ -86,12 +105,19 @@ def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Pro
         n_ood_test=len(ood_test),
         written=written,
     )
-    arrays = {f"{method}/{side}": getattr(own, side) for method, own in scores.items() for side in ("id", "ood")}
-    write_arrays(written[0], SCORES_KIND, arrays, {"ood": ood, "seed": seed, "evaluate": params.evaluate.model_dump()})
-    write_text(written[1], json.dumps(_summary(result), indent=2) + "\n")
-    write_curve(written[2], [row for method, own in scores.items() for row in _roc_rows(method, own)])
-    write_curve(written[3], [row for method, own in scores.items() for row in _histogram_rows(method, own)])
+    if processes().is_main:
+        _write(result, scores, params)
     return result
+
+
+def _write(result: Evaluated, scores: dict[str, TestScores], params: Params) -> None:
+    arrays = {f"{method}/{side}": getattr(own, side) for method, own in scores.items() for side in ("id", "ood")}
+    made_with = {"ood": result.ood, "test_set": result.test_set, "seed": result.seed}
+    made_with |= {"evaluate": params.evaluate.model_dump(), "numerics": params.numerics.model_dump()}
+    write_arrays(result.written[0], SCORES_KIND, arrays, made_with)
+    write_text(result.written[1], json.dumps(_summary(result), indent=2) + "\n")
+    write_curve(result.written[2], [row for method, own in scores.items() for row in _roc_rows(method, own)])
+    write_curve(result.written[3], [row for method, own in scores.items() for row in _histogram_rows(method, own)])
 
 
 @dataclass(frozen=True)
@@ -103,17 +129,17 @@ class _Test:
     ood: str
     seed: int
     id_test: LabeledImages
-    ood_test: Tensor
+    ood_test: ImageRows
+    compute: Compute
     task: Task
 
     def outputs(self, network: Classifier, of_batch: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[list[Tensor]]:
         """The two outputs of a network on the ID test set, and on the OOD test set."""
-        device, batch_size = resolve_device(self.params.device), self.params.evaluate.batch_size
         passes = (
-            in_batches(network, of_batch, images, batch_size, device, self.task)
+            in_batches(network, of_batch, images, self.params.evaluate.batch_size, self.compute, self.task)
             for images in (self.id_test.images, self.ood_test)
         )
-        return [[torch.cat(parts).cpu() for parts in zip(*batches, strict=True)] for batches in passes]
+        return [[torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in passes]
 
     def accuracy(self, logits: Tensor) -> float:
         return float((logits.argmax(1) == self.id_test.labels).double().mean())
@@ -127,7 +153,7 @@ def _sal_scores(test: _Test) -> dict[str, TestScores]:
     # of another mixture it may have seen what is in the OOD test set now
     for link, place in (("network", layout.classifier(test.seed)), ("wild", layout.wild_mixture(test.ood, test.seed))):
         check_made_with(found, str(made_with.get(link)), test.workspace.find(place))
-    (id_logits, id_score), (_, ood_score) = test.outputs(network, network.outputs)
+    (id_logits, id_score), (_, ood_score) = test.outputs(network, network.forward)
     return {"sal": TestScores(id_score.double().numpy(), ood_score.double().numpy(), test.accuracy(id_logits))}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from salcli.artifacts.atomic import write_text
 from salcli.artifacts.candidates import Candidates, write_candidates
 from salcli.artifacts.gradients import GradientFile
 from salcli.artifacts.splits import read_wild_truth
+from salcli.compute.processes import processes
 from salcli.errors import BadArtifactError, ThresholdError
 from salcli.progress import Silent
 from salcli.sal.scores import (
@@ -104,8 +106,9 @@ def run(workspace: Workspace, params: FilterParams, ood: str, seed: int, progres
         n_id_train=len(gradients.id_train),
         written=written,
     )
-    write_candidates(written[0], candidates, {"seed": seed, "filter": params.model_dump()})
-    write_text(written[1], json.dumps(_metrics(result), indent=2) + "\n")
+    if processes().is_main:
+        write_candidates(written[0], candidates, {"seed": seed, "filter": params.model_dump()})
+        write_text(written[1], json.dumps(_metrics(result), indent=2) + "\n")
     return result
 
 
@@ -176,19 +179,26 @@ def _tau(
     per_class_reference = params.reference == "class-conditional"
     if params.svd == "class-agnostic":
         reference = reference_gradients(gradients.id_train, n_classes, class_conditional=per_class_reference)
-        return class_agnostic_scores(spectrum_of, sources, reference, params.n_vectors)
+        return class_agnostic_scores(spectrum_of, sources, reference, params.n_vectors, processes())
     shared = None
     if not per_class_reference:
         shared = reference_gradients(gradients.id_train, n_classes, class_conditional=False)
-    return class_conditional_scores(
-        spectrum_of, sources, gradients.id_train, _counted(n_classes, task), params.n_vectors, shared_reference=shared
+    scores = class_conditional_scores(
+        spectrum_of, sources, gradients.id_train, _own_classes(n_classes, task), params.n_vectors, shared_reference=shared
     )
+    return [_first_defined(processes().collect(own)) for own in scores]
 
 
-def _counted(n_classes: int, task: Task) -> Iterator[int]:
-    for k in range(n_classes):
+def _own_classes(n_classes: int, task: Task) -> Iterator[int]:
+    """Each class is a problem of its own, so of several processes each takes some."""
+    for k in range(processes().rank, n_classes, processes().size):
         yield k
-        task.advance(1)
+        task.advance(processes().size)
+
+
+def _first_defined(scores: list[Tensor]) -> Tensor:
+    """What each process scored; the rest of its scores is NaN."""
+    return reduce(lambda first, second: torch.where(first.isnan(), second, first), scores)
 
 
 def _threshold(calibration_tau: Tensor, wild_tau: Tensor, quantile: float) -> float:

@@ -14,10 +14,13 @@ from salcli.artifacts.checkpoint import read_header, read_network
 from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.images import read_image_set
 from salcli.artifacts.splits import read_id_split, read_ood_test, read_split_of_mixture, read_wild_source
+from salcli.compute.image_rows import ImageRows
+from salcli.data.splits import split_ood
 from salcli.models.network import Classifier
 
 if TYPE_CHECKING:
     from salcli.artifacts.layout import Found, Workspace
+    from salcli.params import DataParams
 
 IdPart = Literal["train", "calibration", "test"]
 
@@ -26,7 +29,7 @@ IdPart = Literal["train", "calibration", "test"]
 class LabeledImages:
     """A part of the ID data."""
 
-    images: Tensor  # n, C, H, W, uint8
+    images: ImageRows
     labels: Tensor  # n
     index: np.ndarray  # n, into the ID data
     n_classes: int
@@ -41,7 +44,7 @@ def id_images(workspace: Workspace, name: str, part: IdPart, seed: int) -> Label
     index = getattr(read_id_split(workspace.find(layout.id_split(seed))), part)
     assert image_set.labels is not None
     return LabeledImages(
-        torch.from_numpy(image_set.images[index]),
+        ImageRows((image_set.images,), index),
         torch.from_numpy(image_set.labels[index]),
         index,
         len(image_set.class_names),
@@ -72,14 +75,28 @@ def _whole_split(workspace: Workspace, seed: int) -> Found:
     return found
 
 
-def wild_images(workspace: Workspace, id_name: str, ood_name: str, seed: int) -> Tensor:
+def wild_images(workspace: Workspace, id_name: str, ood_name: str, seed: int) -> ImageRows:
     """The wild data, without a word about what is ID and what is OOD."""
     source = read_wild_source(mixture_of(workspace, ood_name, seed))
     sets = (read_image_set(workspace.find(layout.prepared_set(name))) for name in (id_name, ood_name))
-    return torch.from_numpy(np.concatenate([image_set.images for image_set in sets])[source])
+    return ImageRows(tuple(image_set.images for image_set in sets), source)
 
 
-def ood_test_images(workspace: Workspace, name: str, seed: int) -> Tensor:
-    """The OOD test set."""
+def ood_test_images(workspace: Workspace, name: str, seed: int) -> ImageRows:
+    """The OOD images that were kept out of the wild data."""
     image_set = read_image_set(workspace.find(layout.prepared_set(name)))
-    return torch.from_numpy(image_set.images[read_ood_test(mixture_of(workspace, name, seed))])
+    return ImageRows((image_set.images,), read_ood_test(mixture_of(workspace, name, seed)))
+
+
+def unseen_ood_images(workspace: Workspace, params: DataParams, name: str, seed: int) -> ImageRows:
+    """OOD images of another kind than those in the wild data: all of them, or what was published for testing.
+
+    A set that hides in the wild data of another experiment is tested on what is kept out there: two sets may be
+    made of the same pictures.
+    """
+    image_set = read_image_set(workspace.find(layout.prepared_set(name)))
+    if name in params.ood:
+        index = split_ood(len(image_set), image_set.is_test, params.ood_wild_share, seed).test
+    else:
+        index = np.arange(len(image_set)) if image_set.is_test is None else np.flatnonzero(image_set.is_test)
+    return ImageRows((image_set.images,), index)

@@ -1,43 +1,56 @@
-"""train-id: fit the classifier h_w on labeled ID data (Eq. 3)."""
+"""train-id: fit the classifier h_w on labeled ID data (Eq. 3), or take given weights."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn.functional import cross_entropy
 
 from salcli.artifacts import layout
 from salcli.artifacts.atomic import write_text
 from salcli.artifacts.checkpoint import write_network
 from salcli.artifacts.curve import write_curve
-from salcli.artifacts.fingerprint import fingerprint
-from salcli.devices import resolve_device
+from salcli.artifacts.fingerprint import fingerprint, fingerprint_of_file
+from salcli.artifacts.resume import ResumePoint
+from salcli.compute.augmentation import Augmentation
+from salcli.compute.image_rows import DeviceImages
+from salcli.compute.numerics import computing
+from salcli.errors import ParamsError
 from salcli.inference import accuracy
 from salcli.models.network import Classifier, NetworkSpec
+from salcli.models.weights import load_weights
 from salcli.progress import Silent
+from salcli.seeding import derived_seed
 from salcli.stages.inputs import id_images
-from salcli.training import BatchResult, Epoch, n_images_seen, reproducible, train
+from salcli.training import BatchResult, Epoch, Run, reproducible, train
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from salcli.artifacts.layout import Workspace
-    from salcli.params import Params
+    from salcli.compute.image_rows import ImageRows
+    from salcli.compute.numerics import Compute
+    from salcli.params import ModelParams, Params
     from salcli.progress import Progress
+    from salcli.stages.inputs import LabeledImages
+    from salcli.training import Batch
 
 EVALUATION_BATCH = 512
+IMAGES_FOR_STATISTICS = 1024  # at a time
 
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """The figures of the run and what was written."""
+    """The figures of the run and what was written. Given weights have no last epoch."""
 
     seed: int
-    last_epoch: Epoch
+    last_epoch: Epoch | None
     train_accuracy: float
     test_accuracy: float
     written: list[Path]
@@ -46,42 +59,115 @@ class TrainedClassifier:
 def run(workspace: Workspace, params: Params, seed: int, progress: Progress | None = None) -> TrainedClassifier:
     """Train one classifier."""
     progress = progress or Silent()
-    device = resolve_device(params.device)
     training = id_images(workspace, params.data.id, "train", seed)
     test = id_images(workspace, params.data.id, "test", seed)
-    mean, std = _channel_statistics(training.images)
-    with reproducible(seed, "train-id") as generator:
-        network = Classifier(NetworkSpec(params.model.backbone, training.n_classes, mean, std)).to(device)
-        images, labels = training.images.to(device), training.labels.to(device)
+    made_with = _made_with(workspace, params, seed)
+    with computing(params) as compute:
+        with reproducible(seed, "train-id") as generator:
+            network = Classifier(_spec(params.model, training))
+            if params.train_id.weights:
+                load_weights(network, weights_file(workspace, params.train_id.weights))
+            augment_generator = torch.Generator().manual_seed(derived_seed(seed, "augment"))
+            course = Run(
+                network=network,
+                objective=_objective,
+                batches=_Batches(training, compute, Augmentation(params.train_id.augment, augment_generator)),
+                n_samples=len(training),
+                params=params.train_id,
+                compute=compute,
+                generator=generator,
+                stateful={"augmentation": augment_generator},
+            )
+            with progress.task(f"train-id, seed {seed}", course.n_images, "images") as task:
+                point = workspace.target(layout.resume_state("train-id", seed))
+                keeper = ResumePoint(point, {**made_with, "processes": compute.processes.size}, task)
+                curve = train(course, task, keeper)
+        with progress.task("accuracy", len(training) + len(test), "images") as task:
+            train_accuracy, test_accuracy = (
+                accuracy(network, part.images, part.labels, EVALUATION_BATCH, compute, task)
+                for part in (training, test)
+            )
+        written = [
+            workspace.target(place(seed))
+            for place in (layout.classifier, layout.train_id_curve, layout.train_id_metrics)
+        ]
+        if compute.processes.is_main:
+            write_network(written[0], network, made_with)
+            write_curve(written[1], [asdict(epoch) for epoch in curve], fieldnames=("epoch", "loss", "accuracy"))
+            figures = {"train_accuracy": train_accuracy, "test_accuracy": test_accuracy}
+            write_text(written[2], json.dumps(figures) + "\n")
+            keeper.clear()
+    return TrainedClassifier(seed, curve[-1] if curve else None, train_accuracy, test_accuracy, written)
 
-        def objective(batch: Tensor) -> BatchResult:
-            logits = network(images[batch])
-            return BatchResult(cross_entropy(logits, labels[batch]), (logits.argmax(1) == labels[batch]).sum())
 
-        n_seen = n_images_seen(len(training), params.train_id)
-        with progress.task(f"train-id, seed {seed}", n_seen, "images") as task:
-            curve = list(train(network, objective, len(training), params.train_id, generator, task))
-    with progress.task("accuracy", len(training) + len(test), "images") as task:
-        train_accuracy, test_accuracy = (
-            accuracy(network, part.images, part.labels, EVALUATION_BATCH, device, task) for part in (training, test)
-        )
-    written = [
-        workspace.target(place(seed)) for place in (layout.classifier, layout.train_id_curve, layout.train_id_metrics)
-    ]
-    made_with = {
+def weights_file(workspace: Workspace, name: str) -> Path:
+    """Relative names count from the workspace."""
+    return workspace.root / Path(name).expanduser()
+
+
+def _made_with(workspace: Workspace, params: Params, seed: int) -> dict[str, Any]:
+    """All that the classifier depends on."""
+    weights = params.train_id.weights
+    return {
         "data": params.data.id,
         "seed": seed,
         "split": fingerprint(workspace.find(layout.id_split(seed))),
         "train_id": params.train_id.model_dump(),
+        "model": params.model.model_dump(),
+        "numerics": params.numerics.model_dump(),
+        **({"weights": fingerprint_of_file(weights_file(workspace, weights))} if weights else {}),
     }
-    write_network(written[0], network, made_with)
-    write_curve(written[1], [asdict(epoch) for epoch in curve])
-    write_text(written[2], json.dumps({"train_accuracy": train_accuracy, "test_accuracy": test_accuracy}) + "\n")
-    return TrainedClassifier(seed, curve[-1], train_accuracy, test_accuracy, written)
 
 
-def _channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _objective(network: nn.Module, batch: Batch) -> BatchResult:
+    images, labels = batch
+    logits = network(images)
+    return BatchResult(cross_entropy(logits, labels), (logits.argmax(1) == labels).sum())
+
+
+class _Batches:
+    """This process's part of every batch, on the device, augmented."""
+
+    def __init__(self, training: LabeledImages, compute: Compute, augment: Augmentation) -> None:
+        self._images = DeviceImages(training.images, compute.device, resident=True)
+        self._labels = training.labels.to(compute.device)
+        self._compute, self._augment = compute, augment
+
+    def __call__(self, order: Sequence[Tensor]) -> Iterator[Batch]:
+        own = [positions[self._compute.processes.part(len(positions))] for positions in order]
+        for positions, mine, images in zip(order, own, self._images.batches(own), strict=True):
+            part = self._compute.processes.part(len(positions))
+            labels = self._labels[mine.to(self._compute.device)]
+            yield self._augment(images, len(positions), part), labels
+
+
+def _spec(params: ModelParams, training: LabeledImages) -> NetworkSpec:
+    n_channels = training.images.sets[0].shape[1]
+    auto = _channel_statistics(training.images) if "auto" in (params.mean, params.std) else None
+    values = {}
+    for place, name in enumerate(("mean", "std")):
+        given = getattr(params, name)
+        values[name] = given if given != "auto" else auto[place] if auto else ()
+        if len(values[name]) != n_channels:
+            raise ParamsError(
+                f"model.{name} has {len(values[name])} values, but the images have {n_channels} channels; "
+                "give one for each, or auto"
+            )
+    return NetworkSpec(
+        params.backbone, training.n_classes, mean=values["mean"], std=values["std"], drop_rate=params.drop_rate
+    )
+
+
+def _channel_statistics(images: ImageRows) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, on a scale of 0 to 1."""
-    pixels = images.transpose(0, 1).flatten(1).double() / 255
-    std = pixels.std(dim=1).clamp(min=1e-3)  # a channel that never changes carries nothing to scale
-    return tuple(pixels.mean(dim=1).tolist()), tuple(std.tolist())
+    count, total, squares = 0, torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    for start in range(0, len(images), IMAGES_FOR_STATISTICS):
+        block = images.read(slice(start, start + IMAGES_FOR_STATISTICS))
+        pixels = block.transpose(0, 1).flatten(1).double() / 255
+        count += pixels.shape[1]
+        total = total + pixels.sum(dim=1)
+        squares = squares + pixels.square().sum(dim=1)
+    mean = total / count
+    std = ((squares / count - mean.square()) * count / (count - 1)).clamp(min=0).sqrt()
+    std = std.clamp(min=1e-3)  # a channel that never changes carries nothing to scale
+    return tuple(mean.tolist()), tuple(std.tolist())

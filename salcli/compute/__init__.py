@@ -1,0 +1,1 @@
+"""Where and how to compute: devices, precision, batches of images, several processes."""
