@@ -21,6 +21,14 @@ class UnknownNameError(SalError):
     """A name that no registry knows."""
 
 
+class ModelError(SalError):
+    """A network cannot be built as asked for, or does not take what it is given."""
+
+
+class WeightsError(SalError):
+    """Given weights cannot be read, or are of another network."""
+
+
 class MissingArtifactError(SalError):
     """A stage was started before the stage that makes its input."""
 

@@ -297,7 +297,7 @@ def test_a_network_of_another_program_version_is_refused_with_the_names_it_could
     header["spec"]["backbone"] = "small-cn"
     save_file({}, path, metadata={"salcli": json.dumps(header)})
     message = check_refused("classifier", path)
-    assert "no backbone is called small-cn (did you mean small-cnn?); known: small-cnn" in message
+    assert "no backbone is called small-cn (did you mean small-cnn?); known: mlp, resnet18, " in message
 
 
 class Malicious:

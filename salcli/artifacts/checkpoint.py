@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from salcli.artifacts.atomic import atomic_path
-from salcli.errors import BadArtifactError, UnknownNameError
+from salcli.errors import BadArtifactError, ModelError, UnknownNameError
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Header:
 
 def write_network(path: Path, network: Classifier, made_with: Mapping[str, Any]) -> None:
     """Store weights and what is needed to build the network again."""
-    header = Header(KINDS[type(network)], SCHEMA, asdict(network.spec), dict(made_with))
+    header = Header(KINDS[type(network)], SCHEMA, network.spec.to_json(), dict(made_with))
     tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
     # one metadata entry: the library would write several in random order
     content = save(tensors, metadata={"salcli": json.dumps(asdict(header), sort_keys=True)})
@@ -66,6 +66,6 @@ def read_network(found: Found, kind: type[N]) -> N:
         network = kind(NetworkSpec.from_json(header.spec))
         with safe_open(found.path, framework="pt") as file:
             network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, UnknownNameError, RuntimeError, LookupError, TypeError, ValueError) as error:
+    except (SafetensorError, ModelError, UnknownNameError, RuntimeError, LookupError, TypeError, ValueError) as error:
         raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.cure}") from None
     return network.eval()

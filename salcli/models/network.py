@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from salcli.errors import unknown_name
-from salcli.models.small_cnn import SmallCnn
+from salcli.models.backbones import build_backbone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-BACKBONES = {"small-cnn": SmallCnn}
 
 
 @dataclass(frozen=True)
@@ -25,25 +22,29 @@ class NetworkSpec:
     n_classes: int
     mean: tuple[float, ...]  # one for each channel
     std: tuple[float, ...]
+    drop_rate: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields; but a network without dropout is described, byte for byte, as it was before dropout came."""
+        return {key: value for key, value in asdict(self).items() if (key, value) != ("drop_rate", 0.0)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> NetworkSpec:
-        """The inverse of dataclasses.asdict and JSON."""
-        return cls(content["backbone"], content["n_classes"], tuple(content["mean"]), tuple(content["std"]))
+        """The inverse of `to_json` and JSON."""
+        mean, std = tuple(content["mean"]), tuple(content["std"])
+        return cls(content["backbone"], content["n_classes"], mean, std, content.get("drop_rate", 0.0))
 
 
 class Classifier(nn.Module):
-    """h_w: uint8 images (n, C, H, W) to class logits, through features that the head is linear in."""
+    """h_w: images (n, C, H, W) in [0, 255] to class logits, through features that the head is linear in."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()
-        if spec.backbone not in BACKBONES:
-            raise unknown_name("backbone", spec.backbone, BACKBONES)
         self.spec = spec
-        self.backbone = BACKBONES[spec.backbone](in_channels=len(spec.mean))
+        self.backbone = build_backbone(spec.backbone, len(spec.mean), spec.drop_rate)
         self.head = nn.Linear(self.backbone.n_features, spec.n_classes)
         # part of the spec, so not of the weights
         self.register_buffer("mean", torch.tensor(spec.mean)[:, None, None], persistent=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from salcli.models.backbone import Backbone
 
-class SmallCnn(nn.Module):
+
+class SmallCnn(Backbone):
     """Three convolutions, one pooling, and the mean over what is left of the image."""
 
     n_features = 64

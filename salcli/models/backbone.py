@@ -1,0 +1,16 @@
+"""What every backbone is: a module that turns images into features, and says how wide they are."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+class Backbone(nn.Module):
+    """Normalised images (n, C, H, W) to features (n × D). The linear head stands outside of it."""
+
+    n_features: int
+
+    # How published weights of this network name their parts (see salcli/models/weights.py).
+    weights_prefix: str = ""  # stands before our names and not before theirs
+    head_names: tuple[str, ...] = ("fc", "linear", "classifier")
+    unused_weights: tuple[str, ...] = ()  # beginnings of names that have no counterpart here

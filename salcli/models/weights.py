@@ -1,0 +1,149 @@
+"""Given weights into a network: published checkpoints, one's own, or salcli's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from salcli.errors import WeightsError
+from salcli.models.weights_file import read_state_dict
+from salcli.models.weights_names import BACKBONE, HEAD, OOD_HEAD, our_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from salcli.models.network import Classifier
+
+N_SHOWN = 8
+COUNTER = "num_batches_tracked"  # old files lack it, and nothing here reads it
+NOT_WEIGHTS = ("n_averaged",)  # how many networks a moving average is of
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """What was loaded. Heads that the file does not hold keep their random weights."""
+
+    n_loaded: int  # tensors
+    head_was_loaded: bool
+    ood_head_was_loaded: bool
+    ignored: tuple[str, ...]  # names in the file that have no use here, such as heads for training alone
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """How the tensors of a file and of a network go together, by the names in the file."""
+
+    missing: list[str]
+    unexpected: list[str]
+    wrong_shape: list[str]
+    wrong_kind: list[str]
+
+
+def load_weights(network: Classifier, path: Path) -> WeightsReport:
+    """Fill the network with the file's tensors, or raise and leave it as it was."""
+    given, ignored = _for_network(network, read_state_dict(path))
+    expected = network.state_dict()
+    if not given:
+        raise WeightsError(f"{path} holds nothing that belongs to a network; give a state dict of {_describe(network)}")
+    _check_classes(network, path, given, expected)
+    _check_fit(network, path, given, expected)
+    network.load_state_dict({ours: tensor for ours, (_, tensor) in given.items()}, strict=False)
+    return WeightsReport(len(given), f"{HEAD}weight" in given, f"{OOD_HEAD}weight" in given, tuple(ignored))
+
+
+def _for_network(network: Classifier, state: dict[str, Tensor]) -> tuple[dict[str, tuple[str, Tensor]], list[str]]:
+    """Our name → (name in the file, tensor), and the names that are of no use."""
+    expected = network.state_dict()
+    start = BACKBONE + network.backbone.weights_prefix
+    body = [name.removeprefix(start) for name in expected if name.startswith(start)]
+    unused = tuple(start + name for name in network.backbone.unused_weights)
+    if f"{OOD_HEAD}weight" not in expected:
+        unused += (OOD_HEAD,)
+    names = our_names([name for name in state if name not in NOT_WEIGHTS], network.backbone, body)
+    useful = {
+        ours: (name, state[name]) for name, ours in names.items() if ours in expected or not ours.startswith(unused)
+    }
+    kept = {name for name, _ in useful.values()}
+    return useful, [name for name in state if name not in kept]
+
+
+def _check_classes(
+    network: Classifier, path: Path, given: dict[str, tuple[str, Tensor]], expected: dict[str, Tensor]
+) -> None:
+    """The most common misfit by far, and one with a cure of its own."""
+    name, head = given.get(f"{HEAD}weight", ("", expected[f"{HEAD}weight"]))
+    n_classes = network.spec.n_classes
+    if head.ndim == 2 and len(head) != n_classes and head.shape[1] == network.n_features:
+        layer = name.removesuffix("weight")
+        raise WeightsError(
+            f"{path} is for {len(head)} classes ({name} is {_shape(head)}), the ID data have {n_classes}; "
+            f"use weights for {n_classes} classes, or take {layer}weight and {layer}bias out of the file: "
+            f"the head then starts from random weights"
+        )
+
+
+def _check_fit(
+    network: Classifier, path: Path, given: dict[str, tuple[str, Tensor]], expected: dict[str, Tensor]
+) -> None:
+    start = BACKBONE + network.backbone.weights_prefix
+    optional = tuple(head for head in (HEAD, OOD_HEAD) if not any(ours.startswith(head) for ours in given))
+    both = [(name, tensor, expected[ours]) for ours, (name, tensor) in given.items() if ours in expected]
+    fit = _Fit(
+        missing=[
+            f"{name.removeprefix(start)} {_shape(tensor)}"
+            for name, tensor in expected.items()
+            if name not in given and not name.endswith(COUNTER) and not name.startswith(optional)
+        ],
+        unexpected=[f"{name} {_shape(tensor)}" for ours, (name, tensor) in given.items() if ours not in expected],
+        wrong_shape=[
+            f"{name} {_shape(tensor)}, not {_shape(wanted)}"
+            for name, tensor, wanted in both
+            if tensor.shape != wanted.shape
+        ],
+        wrong_kind=[
+            f"{name} {reason}"
+            for name, tensor, wanted in both
+            if not name.endswith(COUNTER) and (reason := _unusable(tensor, wanted))
+        ],
+    )
+    if fit.missing or fit.unexpected or fit.wrong_shape:
+        raise WeightsError(
+            f"{path} does not hold the weights of {_describe(network)}\n"
+            + _listing("missing", fit.missing)
+            + _listing("unexpected", fit.unexpected)
+            + _listing("of another shape", fit.wrong_shape)
+            + "set model.backbone to the network that the weights are of, or give other weights"
+        )
+    if fit.wrong_kind:
+        raise WeightsError(
+            f"{path} holds weights that cannot be used\n" + _listing("unusable", fit.wrong_kind) + "give other weights"
+        )
+
+
+def _unusable(tensor: Tensor, wanted: Tensor) -> str:
+    """Why a tensor of the right shape cannot be copied, or nothing."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return "holds no plain numbers"
+    if tensor.is_floating_point() != wanted.is_floating_point():
+        return f"is of type {str(tensor.dtype).removeprefix('torch.')}"
+    return "" if tensor.isfinite().all() else "holds NaN or infinity"
+
+
+def _listing(what: str, items: Sequence[str]) -> str:
+    if not items:
+        return ""
+    rest = f"\n    and {len(items) - N_SHOWN} more" if len(items) > N_SHOWN else ""
+    return f"  {what} ({len(items)}):" + "".join(f"\n    {item}" for item in items[:N_SHOWN]) + rest + "\n"
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(str(size) for size in tensor.shape)})"
+
+
+def _describe(network: Classifier) -> str:
+    return f"{network.spec.backbone} with {network.spec.n_classes} classes"
