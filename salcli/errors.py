@@ -53,6 +53,10 @@ class TrainingError(SalError):
     """Training left the realm of finite numbers."""
 
 
+class UsageMistakeError(SalError):
+    """A command was started in a way that cannot work."""
+
+
 class DeviceError(SalError):
     """The asked-for device is not there."""
 

@@ -36,7 +36,7 @@ def in_batches(
     compute.place(network)
     network.eval()
     together = batch_size * compute.processes.size
-    groups = torch.arange(len(images)).split(together)
+    groups = torch.arange(len(images)).split(together)  # type: ignore[no-untyped-call]
     own = [group[compute.processes.part(len(group))] for group in groups]
     largest = _LargestBatch(batch_size, task)
     for group, batch in zip(groups, DeviceImages(images, compute.device, resident=False).batches(own), strict=True):
@@ -69,7 +69,9 @@ class _LargestBatch:
 
     def _halve(self, compute: Compute) -> None:
         if self._size == 1:
-            raise DeviceError(f"not even one image fits in the memory of {compute.device}; use another device") from None
+            raise DeviceError(
+                f"not even one image fits in the memory of {compute.device}; use another device"
+            ) from None
         self._size //= 2
         self._task.note(f"out of memory on {compute.device}: goes on with batches of {self._size}")
         if compute.device.type == "cuda":
@@ -79,7 +81,10 @@ class _LargestBatch:
 def _on_cpu(pieces: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """One batch again, in float32 where a lower precision was computed in."""
     columns = zip(*pieces, strict=True)
-    return tuple(torch.cat([part.float().cpu() if part.is_floating_point() else part.cpu() for part in column]) for column in columns)
+    return tuple(
+        torch.cat([part.float().cpu() if part.is_floating_point() else part.cpu() for part in column])
+        for column in columns
+    )
 
 
 def accuracy(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from salcli.data.catalogue import DATA_SETS
-from salcli.errors import ParamsError, did_you_mean, unknown_name
+from salcli.errors import ParamsError, SalError, did_you_mean, unknown_name
+from salcli.models.backbone_names import check_backbone_name
 from salcli.params_file import lookup, read_yaml, with_overrides
 
 if TYPE_CHECKING:
@@ -58,6 +59,13 @@ def _device(name: str) -> str:
     return name
 
 
+def _backbone(name: str) -> str:
+    try:
+        return check_backbone_name(name)
+    except SalError as error:
+        raise ValueError(str(error)) from None
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -97,7 +105,7 @@ class DataParams(_Section):
 class ModelParams(_Section):
     """The network, and what its input is normalised with (on a scale of 0 to 1; auto: of the training images)."""
 
-    backbone: Literal["small-cnn"]
+    backbone: Annotated[str, AfterValidator(_backbone)]
     drop_rate: Annotated[float, Field(ge=0, lt=1)]
     mean: Literal["auto"] | ChannelValues
     std: Literal["auto"] | ChannelValues

@@ -61,7 +61,7 @@ def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None
     by_seed = (layout.id_split, layout.classifier, layout.train_id_curve, layout.train_id_metrics)
     by_experiment = (
         layout.wild_mixture, layout.wild_truth, layout.wild_gradients, layout.candidates, layout.filter_metrics,
-        layout.ood_classifier, layout.train_ood_curve, layout.test_scores, layout.metrics, layout.roc,
+        layout.ood_classifier, layout.train_ood_curve, layout.evaluation_scores, layout.metrics, layout.roc,
         layout.score_histogram,
     )  # fmt: skip
     expected = [layout.prepared_set(PARAMS["data"]["id"]).name, layout.prepared_set("OOD").name]

@@ -36,7 +36,7 @@ class Header:
 
 def write_network(path: Path, network: Classifier, made_with: Mapping[str, Any]) -> None:
     """Store weights and what is needed to build the network again."""
-    header = Header(KINDS[type(network)], SCHEMA, network.spec.to_json(), dict(made_with))
+    header = Header(KINDS[type(network)], SCHEMA, asdict(network.spec), dict(made_with))
     tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
     # one metadata entry: the library would write several in random order
     content = save(tensors, metadata={"salcli": json.dumps(asdict(header), sort_keys=True)})

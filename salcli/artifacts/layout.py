@@ -86,6 +86,16 @@ def prepared_set(name: str) -> Artifact:
     return Artifact(f"data/prepared/{name}.h5", "salcli prepare")
 
 
+def unseen_set(name: str) -> Artifact:
+    """Decoded images of an OOD set that is only tested on. In a place of its own: it may be in other wild data."""
+    return Artifact(f"data/unseen/{name}.h5", "salcli prepare")
+
+
+def outside_fingerprints() -> Artifact:
+    """Fingerprints of what DVC cannot see: the code of each stage, given weights."""
+    return Artifact(".salcli/code.json", "salcli code")
+
+
 def id_split(seed: int) -> Artifact:
     """Which ID samples are for training, calibration, the wild and the test."""
     return Artifact(f"data/splits/{seed}/id.h5", f"salcli prepare --seed {seed}")
@@ -160,7 +170,7 @@ def _evaluation(file: str, ood: str, seed: int, unseen: str | None) -> Artifact:
     return Artifact(f"runs/{seed}/{ood}/{UNSEEN}/{unseen}/{file}", command)
 
 
-def test_scores(ood: str, seed: int, unseen: str | None = None) -> Artifact:
+def evaluation_scores(ood: str, seed: int, unseen: str | None = None) -> Artifact:
     """Every method's scores on the test sets."""
     return _evaluation("scores.h5", ood, seed, unseen)
 

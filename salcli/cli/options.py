@@ -31,6 +31,16 @@ OodSets = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+UnseenSets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--unseen",
+        help="OOD set that is tested on alone; repeat for several.",
+        show_default="data.test_ood of params.yaml",
+        autocompletion=_known_ood_sets,
+        rich_help_panel=RUN,
+    ),
+]
 Seeds = Annotated[
     list[int] | None,
     typer.Option(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from salcli.artifacts.layout import SCRATCH, Workspace
+from salcli.cli.launcher import launch
 from salcli.cli.options import PARAMS_YAML
 from salcli.data.catalogue import DATA_SETS
-from salcli.errors import unknown_name
+from salcli.errors import UsageMistakeError, unknown_name
 from salcli.params import Params, load_params
 from salcli.params_file import parse_assignment
+from salcli.ranks import world_size
 from salcli.reporting.console import console
 from salcli.reporting.progress import ConsoleProgress
 
@@ -34,6 +37,7 @@ class Session:
     workspace: Workspace
     chosen: dict[str, str]  # options that the next command needs as well, as one types them
     ood_sets: tuple[str, ...]
+    unseen_sets: tuple[str, ...]
     seeds: tuple[int, ...]
     progress: ConsoleProgress
 
@@ -46,15 +50,25 @@ class Session:
         *,
         reads: tuple[str, ...],
         ood: list[str] | None = None,
+        unseen: list[str] | None = None,
         seed: list[int] | None = None,
         scratch: bool = False,
+        parallel: bool = False,
     ) -> Session:
-        """Load params with flags laid over them, and say what they changed; `reads` are the keys that matter here."""
+        """Load params with flags laid over them, and say what they changed; `reads` are the keys that matter here.
+
+        A command that is not `parallel` runs in one process only.
+        """
         overrides = dict(parse_assignment(text) for text in assignments or [])
         _warn_of_unread(overrides, {*flags, *reads})
         overrides |= {key: value for key, value in flags.items() if value is not None}
         params, changed = load_params(params_file, overrides)
-        ood_sets = _known_ood(ood, params)
+        if parallel:
+            launch(params.launcher)
+        elif world_size() > 1:
+            raise UsageMistakeError("this command runs in one process; start it without torchrun")
+        ood_sets = _known_ood(ood) or params.data.ood
+        unseen_sets = _known_ood(unseen) or params.data.test_ood
         seeds = tuple(dict.fromkeys(seed or params.seeds))
         is_scratch = scratch or any(override.key not in NOT_A_RESULT for override in changed)
         _announce(changed, params_file, is_scratch)
@@ -68,9 +82,18 @@ class Session:
                 "--scratch": " --scratch" if is_scratch else "",
             },
             ood_sets=ood_sets,
+            unseen_sets=unseen_sets,
             seeds=seeds,
             progress=ConsoleProgress(),
         )
+
+    def processes(self) -> AbstractContextManager[object]:
+        """Inside, all processes that torchrun started work together."""
+        if world_size() == 1:
+            return nullcontext()
+        from salcli.compute.processes import joined
+
+        return joined()
 
     def experiments(self) -> list[tuple[str, int]]:
         """Every OOD set with every seed."""
@@ -113,9 +136,9 @@ def _say(line: str, style: str, **options: Any) -> None:
     console.print(line, style=style, highlight=False, markup=False, **options)
 
 
-def _known_ood(names: list[str] | None, params: Params) -> tuple[str, ...]:
+def _known_ood(names: list[str] | None) -> tuple[str, ...]:
     known = [name for name, entry in DATA_SETS.items() if entry.role == "ood"]
     for name in names or []:
         if name not in known:
             raise unknown_name("OOD set", name, known)
-    return tuple(dict.fromkeys(names or params.data.ood))
+    return tuple(dict.fromkeys(names or []))

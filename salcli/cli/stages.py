@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from salcli.cli.options import PARAMS_YAML, Assignments, Device, OodSets, ParamsFile, Scratch, Seeds, override
+from salcli.cli.options import (
+    PARAMS_YAML,
+    Assignments,
+    Device,
+    OodSets,
+    ParamsFile,
+    Scratch,
+    Seeds,
+    UnseenSets,
+    override,
+)
 
 
 class PreparePart(StrEnum):
@@ -16,6 +27,7 @@ class PreparePart(StrEnum):
     everything = "all"
     id_set = "id-set"
     ood_set = "ood-set"
+    unseen_set = "unseen-set"
     id_split = "split"
     wild = "wild"
 
@@ -32,6 +44,7 @@ def prepare(
     part: Annotated[PreparePart, typer.Argument(help="One part of the work, as DVC runs it.")] = PreparePart.everything,
     params: ParamsFile = PARAMS_YAML,
     ood: OodSets = None,
+    unseen: UnseenSets = None,
     seed: Seeds = None,
     scratch: Scratch = False,
     assignments: Assignments = None,
@@ -43,7 +56,9 @@ def prepare(
     from salcli.reporting.stage_tables import prepared_table
     from salcli.stages import prepare as stage
 
-    session = Session.open(params, assignments, {"data.pi": pi}, reads=("data",), ood=ood, seed=seed, scratch=scratch)
+    session = Session.open(
+        params, assignments, {"data.pi": pi}, reads=("data",), ood=ood, unseen=unseen, seed=seed, scratch=scratch
+    )
     workspace, data = session.workspace, session.params.data
     wanted = set(PreparePart) if part is PreparePart.everything else {part}
     done = []
@@ -51,6 +66,8 @@ def prepare(
         done.append(stage.prepare_set(workspace, data.id))
     if PreparePart.ood_set in wanted:
         done += [stage.prepare_set(workspace, name) for name in session.ood_sets]
+    if PreparePart.unseen_set in wanted:
+        done += [stage.prepare_unseen_set(workspace, name) for name in session.unseen_sets]
     if PreparePart.id_split in wanted:
         done += [stage.prepare_split(workspace, data, one_seed) for one_seed in session.seeds]
     if PreparePart.wild in wanted:
@@ -86,9 +103,16 @@ def train_id(
         "train_id.batch_size": batch_size,
     }
     session = Session.open(
-        params, assignments, flags, reads=("data.id", "model", "train_id"), seed=seed, scratch=scratch
+        params,
+        assignments,
+        flags,
+        reads=("data.id", "numerics", "model", "train_id"),
+        seed=seed,
+        scratch=scratch,
+        parallel=True,
     )
-    done = [stage.run(session.workspace, session.params, one, session.progress) for one in session.seeds]
+    with session.processes():
+        done = [stage.run(session.workspace, session.params, one, session.progress) for one in session.seeds]
     console.print(train_id_table(done))
     session.finish([path for result in done for path in result.written], "salcli extract-grads")
 
@@ -111,15 +135,23 @@ def extract_grads(
 
     flags = {"device": device, "extract_grads.batch_size": batch_size}
     session = Session.open(
-        params, assignments, flags, reads=("data.id", "extract_grads"), ood=ood, seed=seed, scratch=scratch
+        params,
+        assignments,
+        flags,
+        reads=("data.id", "numerics", "extract_grads"),
+        ood=ood,
+        seed=seed,
+        scratch=scratch,
+        parallel=True,
     )
     done = []
-    if part is not ExtractPart.wild:
-        for one in session.seeds:
-            done += stage.run_id(session.workspace, session.params, one, session.progress)
-    if part is not ExtractPart.id_data:
-        for experiment in session.experiments():
-            done.append(stage.run_wild(session.workspace, session.params, *experiment, session.progress))
+    with session.processes():
+        if part is not ExtractPart.wild:
+            for one in session.seeds:
+                done += stage.run_id(session.workspace, session.params, one, session.progress)
+        if part is not ExtractPart.id_data:
+            for experiment in session.experiments():
+                done.append(stage.run_wild(session.workspace, session.params, *experiment, session.progress))
     console.print(gradients_table(done))
     next_command = "salcli extract-grads wild" if part is ExtractPart.id_data else "salcli filter"
     session.finish([result.written for result in done], next_command)
@@ -152,11 +184,14 @@ def filter_(
         "filter.score": score,
         "filter.n_vectors": n_vectors,
     }
-    session = Session.open(params, assignments, flags, reads=("filter",), ood=ood, seed=seed, scratch=scratch)
-    done = [
-        stage.run(session.workspace, session.params.filter, *experiment, session.progress)
-        for experiment in session.experiments()
-    ]
+    session = Session.open(
+        params, assignments, flags, reads=("filter",), ood=ood, seed=seed, scratch=scratch, parallel=True
+    )
+    with session.processes():
+        done = [
+            stage.run(session.workspace, session.params.filter, *experiment, session.progress)
+            for experiment in session.experiments()
+        ]
     console.print(filter_view(done, session.params.filter))
     session.finish([path for result in done for path in result.written], "salcli train-ood")
 
@@ -189,12 +224,20 @@ def train_ood(
         "train_ood.candidate_id": candidate_id,
     }
     session = Session.open(
-        params, assignments, flags, reads=("data.id", "train_ood"), ood=ood, seed=seed, scratch=scratch
+        params,
+        assignments,
+        flags,
+        reads=("data.id", "numerics", "train_ood"),
+        ood=ood,
+        seed=seed,
+        scratch=scratch,
+        parallel=True,
     )
-    done = [
-        stage.run(session.workspace, session.params, *experiment, session.progress)
-        for experiment in session.experiments()
-    ]
+    with session.processes():
+        done = [
+            stage.run(session.workspace, session.params, *experiment, session.progress)
+            for experiment in session.experiments()
+        ]
     console.print(train_ood_table(done))
     session.finish([path for result in done for path in result.written], "salcli evaluate")
 
@@ -206,6 +249,7 @@ def evaluate(
     device: Device = None,
     scratch: Scratch = False,
     assignments: Assignments = None,
+    unseen: UnseenSets = None,
     method: Annotated[list[str] | None, override("evaluate.methods", "Method; repeat for several.")] = None,
     knn_k: Annotated[int | None, override("evaluate.knn_k", "Neighbours that KNN looks at.")] = None,
 ) -> None:
@@ -218,11 +262,42 @@ def evaluate(
 
     flags = {"device": device, "evaluate.methods": method or None, "evaluate.knn_k": knn_k}
     session = Session.open(
-        params, assignments, flags, reads=("data.id", "evaluate"), ood=ood, seed=seed, scratch=scratch
+        params,
+        assignments,
+        flags,
+        reads=("data.id", "numerics", "evaluate"),
+        ood=ood,
+        unseen=unseen,
+        seed=seed,
+        scratch=scratch,
+        parallel=True,
     )
-    done = [
-        stage.run(session.workspace, session.params, *experiment, session.progress)
-        for experiment in session.experiments()
-    ]
+    # with --unseen, those sets alone: DVC has a stage for each
+    test_sets = ([] if unseen else [None]) + list(session.unseen_sets)
+    with session.processes():
+        done = [
+            stage.run(session.workspace, session.params, *experiment, session.progress, unseen=test_set)
+            for experiment in session.experiments()
+            for test_set in test_sets
+        ]
     console.print(rich_table(Results.from_evaluations(done), console.width))
     session.finish([path for result in done for path in result.written], "salcli table", takes=())
+
+
+def code(params: ParamsFile = PARAMS_YAML) -> None:
+    """Write down which code each stage runs, and which weights are given, so that DVC notices a change."""
+    import json
+
+    from salcli.artifacts.atomic import write_text
+    from salcli.artifacts.fingerprint import fingerprint_of_file
+    from salcli.artifacts.layout import Workspace, outside_fingerprints
+    from salcli.params_file import lookup, read_yaml
+    from salcli.source import stage_fingerprints
+
+    workspace = Workspace(params.parent)
+    weights = lookup(read_yaml(params), "train_id.weights")
+    content = {
+        **stage_fingerprints(),
+        "weights": fingerprint_of_file(workspace.root / Path(weights).expanduser()) if weights else "",
+    }
+    write_text(workspace.target(outside_fingerprints()), json.dumps(content, indent=2) + "\n")

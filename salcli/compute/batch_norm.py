@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def synchronised(network: nn.Module, device: torch.device) -> nn.Module:
     """Every batch norm takes its statistics over all processes. Weights and their names stay as they are."""
     if device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
         return converted
     for module in network.modules():  # torch's own works on GPUs alone
         if type(module) is nn.BatchNorm2d:
@@ -24,14 +24,14 @@ class _Sum(torch.autograd.Function):
     """The sum over all processes; its gradient is the sum of the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
         total = tensor.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
-        total = gradient.contiguous()
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
         dist.all_reduce(total)
         return total
 
@@ -43,9 +43,9 @@ class _SyncBatchNorm(nn.BatchNorm2d):
             return super().forward(input)
         n = torch.tensor([input.numel() / input.shape[1]], device=input.device)
         dist.all_reduce(n)
-        mean = _Sum.apply(input.sum((0, 2, 3))) / n  # type: ignore[no-untyped-call]
+        mean = _Sum.apply(input.sum((0, 2, 3))) / n
         centred = input - mean[:, None, None]
-        variance = _Sum.apply(centred.square().sum((0, 2, 3))) / n  # type: ignore[no-untyped-call]
+        variance = _Sum.apply(centred.square().sum((0, 2, 3))) / n
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -55,4 +55,5 @@ class _SyncBatchNorm(nn.BatchNorm2d):
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * n / (n - 1), self.momentum)
         scale = self.weight * (variance + self.eps).rsqrt()
-        return centred * scale[:, None, None] + self.bias[:, None, None]
+        normalised: Tensor = centred * scale[:, None, None] + self.bias[:, None, None]
+        return normalised

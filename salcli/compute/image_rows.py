@@ -104,7 +104,7 @@ class DeviceImages:
         loader: DataLoader[Tensor] = DataLoader(
             self._rows,  # type: ignore[arg-type]  # has all that a Dataset needs
             batch_sampler=[positions.tolist() for positions in order],
-            collate_fn=_as_it_is,
+            collate_fn=_as_it_is,  # type: ignore[arg-type]  # gets what __getitems__ gives
             num_workers=N_WORKERS,
             pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # or it would draw from the stream that seeds everything else

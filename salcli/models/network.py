@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,13 +24,9 @@ class NetworkSpec:
     std: tuple[float, ...]
     drop_rate: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields; but a network without dropout is described, byte for byte, as it was before dropout came."""
-        return {key: value for key, value in asdict(self).items() if (key, value) != ("drop_rate", 0.0)}
-
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> NetworkSpec:
-        """The inverse of `to_json` and JSON."""
+        """The inverse of dataclasses.asdict and JSON."""
         mean, std = tuple(content["mean"]), tuple(content["std"])
         return cls(content["backbone"], content["n_classes"], mean, std, content.get("drop_rate", 0.0))
 

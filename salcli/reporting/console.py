@@ -6,6 +6,9 @@ import sys
 
 from rich.console import Console
 
+from salcli.ranks import is_main
+
 PLAIN_WIDTH = 100  # of what goes to a file or a pipe
 
-console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, soft_wrap=False)
+# of several processes, one speaks
+console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, soft_wrap=False, quiet=not is_main())

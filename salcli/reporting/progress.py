@@ -44,7 +44,8 @@ class _Meter:
 
     def __init__(self, name: str, total: int, unit: str) -> None:
         self._name, self._total, self._unit = name, total, unit
-        self._done = 0
+        self._done = self._skipped = 0
+        self._values: dict[str, float] = {}
         self._started = self._last_line = time.monotonic()
         self._bar: tuple[Progress, TaskID] | None = None
 
@@ -55,9 +56,10 @@ class _Meter:
     def advance(self, n: int, **values: float) -> None:
         """n more units are done."""
         self._done += n
+        self._values |= values
         now = time.monotonic()
-        rate = self._done / max(now - self._started, 1e-9)
-        shown = " ".join(f"{name} {value:.4g}" for name, value in values.items())
+        rate = (self._done - self._skipped) / max(now - self._started, 1e-9)
+        shown = " ".join(f"{name} {value:.4g}" for name, value in self._values.items())
         if self._bar:
             bars, task = self._bar
             bars.update(task, completed=self._done, rate=f"{rate:,.0f} {self._unit}/s", values=shown)
@@ -68,3 +70,12 @@ class _Meter:
                 f"{self._name}: {self._done / self._total:.0%}, {rate:,.0f} {self._unit}/s, {left:.0f} s left {shown}",
                 highlight=False,
             )
+
+    def skip(self, n: int) -> None:
+        """n units were done by an earlier run."""
+        self._done += n
+        self._skipped += n
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        console.print(f"{self._name}: {text}", style="yellow", highlight=False, markup=False)

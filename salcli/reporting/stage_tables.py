@@ -38,8 +38,8 @@ def train_id_table(done: Sequence[TrainedClassifier]) -> Table:
     for result in done:
         table.add_row(
             str(result.seed),
-            str(result.last_epoch.epoch),
-            f"{result.last_epoch.loss:.4f}",
+            str(result.last_epoch.epoch) if result.last_epoch else "0",
+            f"{result.last_epoch.loss:.4f}" if result.last_epoch else "–",
             f"{result.train_accuracy:.2%}",
             f"{result.test_accuracy:.2%}",
         )

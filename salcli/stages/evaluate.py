@@ -93,7 +93,7 @@ def run(
     scores = {method: found[method] for method in methods}
     written = [
         workspace.target(place(ood, seed, unseen))
-        for place in (layout.test_scores, layout.metrics, layout.roc, layout.score_histogram)
+        for place in (layout.evaluation_scores, layout.metrics, layout.roc, layout.score_histogram)
     ]
     result = Evaluated(
         ood=ood,

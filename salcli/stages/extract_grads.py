@@ -89,9 +89,7 @@ class _Extractor:
     progress: Progress
 
     @classmethod
-    def load(
-        cls, workspace: Workspace, params: Params, seed: int, compute: Compute, progress: Progress
-    ) -> _Extractor:
+    def load(cls, workspace: Workspace, params: Params, seed: int, compute: Compute, progress: Progress) -> _Extractor:
         network, found = classifier_of(workspace, seed)
         return cls(network, fingerprint(found), params.extract_grads.batch_size, compute, progress)
 

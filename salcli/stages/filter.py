@@ -184,7 +184,12 @@ def _tau(
     if not per_class_reference:
         shared = reference_gradients(gradients.id_train, n_classes, class_conditional=False)
     scores = class_conditional_scores(
-        spectrum_of, sources, gradients.id_train, _own_classes(n_classes, task), params.n_vectors, shared_reference=shared
+        spectrum_of,
+        sources,
+        gradients.id_train,
+        _own_classes(n_classes, task),
+        params.n_vectors,
+        shared_reference=shared,
     )
     return [_first_defined(processes().collect(own)) for own in scores]
 

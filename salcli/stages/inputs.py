@@ -94,7 +94,7 @@ def unseen_ood_images(workspace: Workspace, params: DataParams, name: str, seed:
     A set that hides in the wild data of another experiment is tested on what is kept out there: two sets may be
     made of the same pictures.
     """
-    image_set = read_image_set(workspace.find(layout.prepared_set(name)))
+    image_set = read_image_set(workspace.find(layout.unseen_set(name)))
     if name in params.ood:
         index = split_ood(len(image_set), image_set.is_test, params.ood_wild_share, seed).test
     else:

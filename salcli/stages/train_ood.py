@@ -132,7 +132,8 @@ class _Batches:
     @property
     def stateful(self) -> dict[str, Stateful]:
         """What a resumed run has to put back."""
-        return {"outliers": self._outliers} | ({"wild_id": self._wild_id} if self._wild_id else {})
+        sources = {"outliers": self._outliers, "wild_id": self._wild_id}
+        return {name: source for name, source in sources.items() if source is not None}
 
     def __call__(self, order: Sequence[Tensor]) -> Iterator[Batch]:
         part_of = self._compute.processes.part

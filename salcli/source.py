@@ -1,0 +1,52 @@
+"""Which code each stage runs, as one fingerprint, so that DVC notices when it changes. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+STAGES = ("prepare", "train_id", "extract_grads", "filter", "train_ood", "evaluate")
+# They hold no code that could change a result.
+WITHOUT_RESULT = {"salcli.errors", "salcli.progress"}
+
+
+def stage_fingerprints() -> dict[str, str]:
+    """For each stage, the fingerprint of its own module and of all that it imports of ours."""
+    return {stage: _fingerprint(stage_files(stage)) for stage in STAGES}
+
+
+def stage_files(stage: str) -> list[Path]:
+    """The source files that a stage imports when it is loaded, directly or not."""
+    found: dict[str, Path] = {}
+    waiting = [f"salcli.stages.{stage}"]
+    while waiting:
+        module = waiting.pop()
+        path = _path(module)
+        if path is None or module in found or module in WITHOUT_RESULT:
+            continue
+        found[module] = path
+        waiting += _imports(path)
+    return sorted(path for path in found.values() if path.name != "__init__.py")
+
+
+def _path(module: str) -> Path | None:
+    base = PACKAGE.parent.joinpath(*module.split("."))
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.exists()), None)
+
+
+def _imports(path: Path) -> list[str]:
+    """Our own modules that a file imports at its top; what only type checkers see does not run."""
+    names = []
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("salcli"):
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
+
+
+def _fingerprint(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
