@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from _thread import interrupt_main
 from contextlib import contextmanager
 from threading import Timer
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from salcli.errors import SalError
+from salcli.ranks import is_main, rank
 
 # Typer's name for every mistake on the command line, wherever this version of it keeps the class
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+SECONDS_FOR_MAIN = 2.0
 
 
 @contextmanager
@@ -54,5 +57,8 @@ def _usage(error: Any) -> str:
 
 def _fail(message: str, code: int) -> None:
     sys.stdout.flush()
-    print(message, file=sys.stderr)
+    if not is_main():  # most errors happen in all processes: the main one speaks first, and ends the others
+        time.sleep(SECONDS_FOR_MAIN)
+        message = f"process {rank()}: {message}"
+    print(message, file=sys.stderr, flush=True)
     raise typer.Exit(code)

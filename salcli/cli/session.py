@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from salcli.params import Override
 
 # Where to compute changes how a file is made, not which file it is.
-NOT_A_RESULT = {"device"}
+NOT_A_RESULT = {"device", "launcher"}
 
 
 @dataclass(frozen=True)
