@@ -53,7 +53,10 @@ def _read_pickle(path: Path) -> Any:
                 f"{path} holds more than tensors: it asks for {wanted[1]}, and salcli runs no code from files; "
                 f"where you trust its source, {SAVE_ALONE}"
             ) from None
-        reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        # torch's own message starts with the advice to run the code after all
+        reason = (
+            str(error).rpartition("WeightsUnpickler error:")[2].strip().split("\n")[0][:200] or type(error).__name__
+        )
         raise WeightsError(
             f"{path} is damaged or no file of torch.save ({reason}); get it again, or {SAVE_ALONE}"
         ) from None
