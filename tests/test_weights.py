@@ -291,6 +291,17 @@ def test_a_head_for_another_number_of_classes_is_said_to_be_just_that(tmp_path: 
     )
 
 
+def test_another_network_for_another_number_of_classes_is_another_network(tmp_path: Path) -> None:
+    """The head alone would not help."""
+    from torchvision.models import resnet18
+
+    path = stored(resnet18(weights=None).state_dict(), tmp_path / "weights.pt")
+    message = refused(network("resnet18"), path)
+    assert "    conv1.weight (64, 3, 7, 7), not (64, 3, 3, 3)" in message
+    assert "    fc.weight (1000, 512), not (10, 512)" in message
+    assert "layer2.0.downsample.0.weight (128, 64, 1, 1)" in message
+
+
 def test_a_head_without_its_bias_is_refused(source: Classifier, target: Classifier, tmp_path: Path) -> None:
     state = {key: tensor for key, tensor in published(source).items() if key != "fc.bias"}
     assert "  missing (1):\n    head.bias (10)\n" in refused(target, stored(state, tmp_path / "weights.pt"))

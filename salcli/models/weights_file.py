@@ -46,7 +46,7 @@ def _read_pickle(path: Path) -> Any:
         with warnings.catch_warnings():  # torch warns of old formats; they are read or refused all the same
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise anything
+    except Exception as error:  # damaged bytes can raise anything
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
         if wanted:
             raise WeightsError(
