@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from salcli.artifacts.checkpoint import write_network
 from salcli.errors import WeightsError
+from salcli.models.backbone import Backbone
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
 from salcli.models.weights import load_weights
+from salcli.models.weights_names import our_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,6 +130,11 @@ def test_every_prefix_and_every_name_of_the_head_is_understood(
     save_file(state, tmp_path / "weights.safetensors")
     assert load_weights(target, tmp_path / "weights.safetensors").head_was_loaded
     assert same_outputs(target, source)
+
+
+def test_a_layer_that_is_really_called_like_a_prefix_keeps_its_name() -> None:
+    names = our_names(["module.net.0.weight", "module.fc.weight"], Backbone(), ["net.0.weight"])
+    assert names == {"module.net.0.weight": "backbone.net.0.weight", "module.fc.weight": "head.weight"}
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".bin", ".pth.tar", ".ckpt"])
