@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from salcli.models.network import Classifier
 
+Given = dict[str, tuple[str, "Tensor"]]  # our name → name in the file, tensor
+
 N_SHOWN = 8
 COUNTER = "num_batches_tracked"  # old files lack it, and nothing here reads it
 NOT_WEIGHTS = ("n_averaged",)  # how many networks a moving average is of
@@ -34,30 +36,19 @@ class WeightsReport:
     ignored: tuple[str, ...]  # names in the file that have no use here, such as heads for training alone
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """How the tensors of a file and of a network go together, by the names in the file."""
-
-    missing: list[str]
-    unexpected: list[str]
-    wrong_shape: list[str]
-    wrong_kind: list[str]
-
-
 def load_weights(network: Classifier, path: Path) -> WeightsReport:
     """Fill the network with the file's tensors, or raise and leave it as it was."""
     given, ignored = _for_network(network, read_state_dict(path))
-    expected = network.state_dict()
     if not given:
         raise WeightsError(f"{path} holds nothing that belongs to a network; give a state dict of {_describe(network)}")
-    _check_classes(network, path, given, expected)
-    _check_fit(network, path, given, expected)
+    _check_names_and_shapes(network, path, given)
+    _check_numbers(network, path, given)
     network.load_state_dict({ours: tensor for ours, (_, tensor) in given.items()}, strict=False)
     return WeightsReport(len(given), f"{HEAD}weight" in given, f"{OOD_HEAD}weight" in given, tuple(ignored))
 
 
-def _for_network(network: Classifier, state: dict[str, Tensor]) -> tuple[dict[str, tuple[str, Tensor]], list[str]]:
-    """Our name → (name in the file, tensor), and the names that are of no use."""
+def _for_network(network: Classifier, state: dict[str, Tensor]) -> tuple[Given, list[str]]:
+    """The tensors by our names, and the names that are of no use."""
     expected = network.state_dict()
     start = BACKBONE + network.backbone.weights_prefix
     body = [name.removeprefix(start) for name in expected if name.startswith(start)]
@@ -72,11 +63,35 @@ def _for_network(network: Classifier, state: dict[str, Tensor]) -> tuple[dict[st
     return useful, [name for name in state if name not in kept]
 
 
-def _check_classes(
-    network: Classifier, path: Path, given: dict[str, tuple[str, Tensor]], expected: dict[str, Tensor]
-) -> None:
-    """The most common misfit by far, and one with a cure of its own."""
-    name, head = given.get(f"{HEAD}weight", ("", expected[f"{HEAD}weight"]))
+def _check_names_and_shapes(network: Classifier, path: Path, given: Given) -> None:
+    expected = network.state_dict()
+    start = BACKBONE + network.backbone.weights_prefix
+    optional = tuple(head for head in (HEAD, OOD_HEAD) if not any(ours.startswith(head) for ours in given))
+    missing = [
+        f"{ours.removeprefix(start)} {_shape(wanted)}"
+        for ours, wanted in expected.items()
+        if ours not in given and not ours.endswith(COUNTER) and not ours.startswith(optional)
+    ]
+    unexpected = [f"{name} {_shape(tensor)}" for ours, (name, tensor) in given.items() if ours not in expected]
+    misshapen = {
+        ours: f"{name} {_shape(tensor)}, not {_shape(expected[ours])}"
+        for ours, (name, tensor) in given.items()
+        if ours in expected and tensor.shape != expected[ours].shape
+    }
+    if misshapen and not missing and not unexpected and all(ours.startswith(HEAD) for ours in misshapen):
+        _check_classes(network, path, *given[f"{HEAD}weight"])
+    if missing or unexpected or misshapen:
+        raise WeightsError(
+            f"{path} does not hold the weights of {_describe(network)}\n"
+            + _listing("missing", missing)
+            + _listing("unexpected", unexpected)
+            + _listing("of another shape", list(misshapen.values()))
+            + "set model.backbone to the network that the weights are of, or give other weights"
+        )
+
+
+def _check_classes(network: Classifier, path: Path, name: str, head: Tensor) -> None:
+    """The most common misfit, and one with a cure of its own."""
     n_classes = network.spec.n_classes
     if head.ndim == 2 and len(head) != n_classes and head.shape[1] == network.n_features:
         layer = name.removesuffix("weight")
@@ -87,42 +102,15 @@ def _check_classes(
         )
 
 
-def _check_fit(
-    network: Classifier, path: Path, given: dict[str, tuple[str, Tensor]], expected: dict[str, Tensor]
-) -> None:
-    start = BACKBONE + network.backbone.weights_prefix
-    optional = tuple(head for head in (HEAD, OOD_HEAD) if not any(ours.startswith(head) for ours in given))
-    both = [(name, tensor, expected[ours]) for ours, (name, tensor) in given.items() if ours in expected]
-    fit = _Fit(
-        missing=[
-            f"{name.removeprefix(start)} {_shape(tensor)}"
-            for name, tensor in expected.items()
-            if name not in given and not name.endswith(COUNTER) and not name.startswith(optional)
-        ],
-        unexpected=[f"{name} {_shape(tensor)}" for ours, (name, tensor) in given.items() if ours not in expected],
-        wrong_shape=[
-            f"{name} {_shape(tensor)}, not {_shape(wanted)}"
-            for name, tensor, wanted in both
-            if tensor.shape != wanted.shape
-        ],
-        wrong_kind=[
-            f"{name} {reason}"
-            for name, tensor, wanted in both
-            if not name.endswith(COUNTER) and (reason := _unusable(tensor, wanted))
-        ],
-    )
-    if fit.missing or fit.unexpected or fit.wrong_shape:
-        raise WeightsError(
-            f"{path} does not hold the weights of {_describe(network)}\n"
-            + _listing("missing", fit.missing)
-            + _listing("unexpected", fit.unexpected)
-            + _listing("of another shape", fit.wrong_shape)
-            + "set model.backbone to the network that the weights are of, or give other weights"
-        )
-    if fit.wrong_kind:
-        raise WeightsError(
-            f"{path} holds weights that cannot be used\n" + _listing("unusable", fit.wrong_kind) + "give other weights"
-        )
+def _check_numbers(network: Classifier, path: Path, given: Given) -> None:
+    expected = network.state_dict()
+    unusable = [
+        f"{name} {reason}"
+        for ours, (name, tensor) in given.items()
+        if not ours.endswith(COUNTER) and (reason := _unusable(tensor, expected[ours]))
+    ]
+    if unusable:
+        raise WeightsError(f"{path} cannot be used\n{_listing('unusable', unusable)}give other weights")
 
 
 def _unusable(tensor: Tensor, wanted: Tensor) -> str:

@@ -46,14 +46,17 @@ def _read_pickle(path: Path) -> Any:
         with warnings.catch_warnings():  # torch warns of old formats; they are read or refused all the same
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise anything
+    except Exception as error:  # damaged bytes can raise anything
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
         if wanted:
             raise WeightsError(
                 f"{path} holds more than tensors: it asks for {wanted[1]}, and salcli runs no code from files; "
                 f"where you trust its source, {SAVE_ALONE}"
             ) from None
-        reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        # torch's own message starts with the advice to run the code after all
+        reason = (
+            str(error).rpartition("WeightsUnpickler error:")[2].strip().split("\n")[0][:200] or type(error).__name__
+        )
         raise WeightsError(
             f"{path} is damaged or no file of torch.save ({reason}); get it again, or {SAVE_ALONE}"
         ) from None

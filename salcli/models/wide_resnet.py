@@ -58,10 +58,10 @@ class WideBlock(nn.Module):
         """Maps (n, n_out, H / stride, W / stride)."""
         activated = functional.relu(self.bn1(maps), inplace=True)
         inner = functional.relu(self.bn2(self.conv1(activated)), inplace=True)
-        dropped = functional.dropout(inner, self.drop_rate, self.training)
+        residual: Tensor = self.conv2(functional.dropout(inner, self.drop_rate, self.training))
         # a shortcut that changes the shape starts after the first activation, the identity before it
-        around: Tensor = maps if self.convShortcut is None else self.convShortcut(activated)
-        return around + self.conv2(dropped)
+        around = maps if self.convShortcut is None else self.convShortcut(activated)
+        return residual + around
 
 
 class _Group(nn.Module):
