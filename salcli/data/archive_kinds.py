@@ -69,6 +69,7 @@ class Tar(_Closing):
             _refuse_outside(self._archive, member.name)
             if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
                 raise _unsafe(self._archive, member.name, "is a device or a pipe")
+        self._read_to_the_end(limit)
         members = self._file.getmembers()
         links = {PurePosixPath(member.name) for member in members if member.issym()}
         for member in members:
@@ -82,6 +83,13 @@ class Tar(_Closing):
                 if links & {PurePosixPath(member.linkname), *PurePosixPath(member.linkname).parents}:
                     raise _unsafe(self._archive, member.name, "leads through a link")
         return total
+
+    def _read_to_the_end(self, limit: int) -> None:
+        """tarfile stops at the last member; the checksum of what is compressed comes after it."""
+        stream, n_read = self._file.fileobj, 0
+        while stream and (chunk := stream.read(CHUNK)):
+            n_read += len(chunk)
+            _refuse_bomb(self._archive, n_read, limit)
 
     def extract(self, folder: Path, task: Task, limit: int) -> None:
         """Python's own data filter is the second lock: it drops owners, odd modes and what `check` overlooked."""

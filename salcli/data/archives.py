@@ -64,8 +64,9 @@ def _explained(archive: Path, folder: Path) -> Iterator[None]:
             raise StorageError(
                 f"{archive} cannot be unpacked to {folder}: {error.strerror}; mend that and run the same command again"
             ) from None
+        reason = str(error).partition("\n")[0].rstrip(":")
         raise DataError(
-            f"{archive} is damaged or cut short ({error}); remove it and run the same command again"
+            f"{archive} is damaged or cut short ({reason}); remove it and run the same command again"
         ) from None
 
 

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from salcli.data.source import DataSource, RemoteFile
+from salcli.data.odin_sets import ODIN_SETS
+from salcli.data.source import NOT_STATED, DataSource, RemoteFile, named_file
 from salcli.errors import unknown_name
 
-NOT_STATED = "not stated"  # by the authors, which is not the same as free
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 IDX_FILES = (
     "train-images-idx3-ubyte",
@@ -43,35 +43,11 @@ def data_source(name: str) -> DataSource:
     return SOURCES[name]
 
 
-def _file(folder: str, name: str, md5: str, n_bytes: int | None = None, *mirrors: str) -> RemoteFile:
-    """A file that keeps its name."""
-    return RemoteFile(f"{folder}{name}", name, f"md5:{md5}", n_bytes, tuple(f"{mirror}{name}" for mirror in mirrors))
-
-
 def _idx_files(mirrors: tuple[str, ...], *facts: tuple[str, int]) -> tuple[RemoteFile, ...]:
     """The four files of MNIST and of what is published in its form; facts: md5 and size of each."""
     return tuple(
-        _file(mirrors[0], f"{name}.gz", md5, n_bytes, *mirrors[1:])
+        named_file(mirrors[0], f"{name}.gz", md5, n_bytes, *mirrors[1:])
         for name, (md5, n_bytes) in zip(IDX_FILES, facts, strict=True)
-    )
-
-
-def _odin(name: str, title: str, n_images: int, folder: str, share: str, md5: str) -> DataSource:
-    """One of the sets that the authors of ODIN cut or scaled and share on Dropbox, which is their only home.
-
-    Addresses and checksums: pytorch_ood.dataset.img.odin. It lacks iSUN; that address is from the authors' README, and
-    its checksum is the one that the public `detectors` package carries (its other ones agree with pytorch_ood's).
-    """
-    return DataSource(
-        name,
-        title,
-        "ood",
-        n_images,
-        "32×32",
-        NOT_STATED,
-        "https://github.com/facebookresearch/odin",
-        (_file(f"https://www.dropbox.com/s/raw/{share}/", f"{folder}.tar.gz", md5),),
-        provides=(folder,),
     )
 
 
@@ -86,7 +62,7 @@ CIFAR10 = DataSource(
     NOT_STATED,
     "https://www.cs.toronto.edu/~kriz/cifar.html",
     (
-        _file(
+        named_file(
             "https://www.cs.toronto.edu/~kriz/",
             "cifar-10-python.tar.gz",
             "c58f30108f718f92721af3b95e74349a",
@@ -104,7 +80,7 @@ CIFAR100 = DataSource(
     NOT_STATED,
     "https://www.cs.toronto.edu/~kriz/cifar.html",
     (
-        _file(
+        named_file(
             "https://www.cs.toronto.edu/~kriz/",
             "cifar-100-python.tar.gz",
             "eb9058c3a382ffc7106e4002c42a8d85",
@@ -122,13 +98,13 @@ SVHN = DataSource(
     "non-commercial",
     "http://ufldl.stanford.edu/housenumbers/",
     (
-        _file(
+        named_file(
             "http://ufldl.stanford.edu/housenumbers/",
             "train_32x32.mat",
             "e26dedcc434d2e4c54c9b2d4a06d8373",
             182_040_794,
         ),
-        _file(
+        named_file(
             "http://ufldl.stanford.edu/housenumbers/", "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64_275_384
         ),
     ),
@@ -179,7 +155,7 @@ TEXTURES = DataSource(
     "research only",
     "https://www.robots.ox.ac.uk/~vgg/data/dtd/",
     (
-        _file(
+        named_file(
             "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/",
             "dtd-r1.0.1.tar.gz",
             "fff73e5086ae6bdbea199a49dfb8a4c1",
@@ -198,13 +174,13 @@ PLACES365 = DataSource(
     "research only",
     "http://places2.csail.mit.edu",
     (
-        _file(
+        named_file(
             "http://data.csail.mit.edu/places/places365/",
             "filelist_places365-standard.tar",
             "35a0585fee1fa656440f3ab298f8479c",
             67_000_000,
         ),
-        _file(
+        named_file(
             "http://data.csail.mit.edu/places/places365/",
             "val_256.tar",
             "e27b17d8d44f4af9a78502beb927f808",
@@ -222,7 +198,7 @@ RANDOM_300K = DataSource(
     NOT_STATED,
     "https://github.com/hendrycks/outlier-exposure",
     (
-        _file(
+        named_file(
             "https://people.eecs.berkeley.edu/~hendrycks/",
             "300K_random_images.npy",
             "64ca64357de98351f28454274a112dc3",
@@ -249,25 +225,7 @@ SOURCES = {
         SVHN,
         TEXTURES,
         PLACES365,
-        _odin("lsun-c", "LSUN, cropped", 10_000, "LSUN", "fhtsw1m3qxlwj6h", "458a0a0ab8e5f1cb4516d7400568e460"),
-        _odin("lsun-r", "LSUN, resized", 10_000, "LSUN_resize", "moqh2wh8696c3yl", "278b7b31c8cb7e804a1465a8ce03a2dc"),
-        _odin("isun", "iSUN", 8_925, "iSUN", "ssz7qxfqae0cca5", "be77b0f2c26fda898afac5f99645ee70"),
-        _odin(
-            "tin-crop",
-            "Tiny ImageNet, cropped",
-            10_000,
-            "Imagenet",
-            "avgm2u562itwpkl",
-            "7c0827e4246c3718a5ee076e999e52e5",
-        ),
-        _odin(
-            "tin-resize",
-            "Tiny ImageNet, resized",
-            10_000,
-            "Imagenet_resize",
-            "kp3my3412u5k9rl",
-            "0f9ff11d45babf2eff5fe12281d1ac31",
-        ),
+        *ODIN_SETS,
         RANDOM_300K,
     )
 }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["id", "ood", "both"]
+NOT_STATED = "not stated"  # by the authors, which is not the same as free
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,8 @@ class DataSource:
         """To download, as far as it is known."""
         known = [file.n_bytes for file in self.files if file.n_bytes]
         return sum(known) or None
+
+
+def named_file(folder: str, name: str, md5: str, n_bytes: int | None = None, *mirrors: str) -> RemoteFile:
+    """A file that keeps its name."""
+    return RemoteFile(f"{folder}{name}", name, f"md5:{md5}", n_bytes, tuple(f"{mirror}{name}" for mirror in mirrors))
