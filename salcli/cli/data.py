@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -58,10 +59,12 @@ def list_(
         print(data_json(found))
         return
     console.print(data_table(found, console.width))
+    option = f" --root {quote(str(root))}" if root else ""
     for line in (
-        f"\n✓ found below {folder}; there, a folder of images NAME/ or an array file NAME.npz stands in for a set",
+        f"\n✓ found below {folder}",
+        "a folder of images NAME/ or an array file NAME.npz there stands in for any set",
         "not stated: the authors name no licence",
-        "get a set: salcli data fetch NAME",
+        f"get a set: salcli data fetch NAME{option}",
     ):
         console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
