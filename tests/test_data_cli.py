@@ -163,6 +163,16 @@ def test_without_a_network_the_message_is_the_whole_message(tmp_path: Path) -> N
     assert "then run: salcli data fetch svhn --root 'in here'" in run.stderr
 
 
+def test_ctrl_c_says_that_the_beginning_is_kept(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("salcli.data.fetch.download", interrupted)
+    run = salcli("fetch", "small", "--root", str(tmp_path))
+    assert run.exit_code == 130
+    assert "what has arrived is kept: the same command goes on from there" in run.stdout
+
+
 def test_fetch_without_names_is_a_mistake() -> None:
     run = salcli("fetch")
     assert run.exit_code == 2

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
+import tarfile
+from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urljoin
 
+import numpy as np
 import pytest
+from PIL import Image
 from pytorch_ood.dataset.img import LSUNCrop, LSUNResize, TinyImageNetCrop, TinyImageNetResize, TinyImages300k
 from torchvision import datasets
+from web import Web, serving
 
+from salcli.data import downloads
 from salcli.data.catalogue import DATA_SETS
 from salcli.data.downloads import SOURCES, data_source
+from salcli.data.fetch import fetch
 from salcli.data.source import DataSource
 from salcli.errors import UnknownNameError
 
@@ -115,3 +126,59 @@ def test_300k_random_is_what_pytorch_ood_reads() -> None:
     theirs = TinyImages300k
     assert written(SOURCES["300k-random"]) == [(theirs.url, theirs.filename, f"md5:{theirs.md5}")]
     assert SOURCES["300k-random"].provides == (theirs.filename,)
+
+
+# --- torchvision reads what was fetched: the real classes, on small files of the published form
+
+
+def fetch_small(name: str, root: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetch a set whose files are replaced by small ones on a server of our own."""
+    with serving(Web(files)) as web:
+        ours = tuple(
+            replace(
+                file, url=web.url(file.name), checksum=f"md5:{hashlib.md5(files[file.name]).hexdigest()}", mirrors=()
+            )
+            for file in SOURCES[name].files
+        )
+        monkeypatch.setattr(downloads, "SOURCES", {name: replace(SOURCES[name], files=ours)})
+        assert [done.outcome for done in fetch([name], root)] == ["fetched"]
+
+
+def idx(array: np.ndarray) -> bytes:
+    """MNIST's file format: 0, 0, type, dimensions, sizes, values."""
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return gzip.compress(header + array.astype(np.uint8).tobytes())
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("mnist", datasets.MNIST), ("fashion-mnist", datasets.FashionMNIST)])
+def test_torchvision_reads_the_fetched_mnist(
+    name: str, theirs: type[datasets.MNIST], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = np.arange(2 * 28 * 28).reshape(2, 28, 28) % 256, np.array([3, 7])
+    files = {
+        "train-images-idx3-ubyte.gz": idx(images),
+        "train-labels-idx1-ubyte.gz": idx(labels),
+        "t10k-images-idx3-ubyte.gz": idx(images[1:]),
+        "t10k-labels-idx1-ubyte.gz": idx(labels[1:]),
+    }
+    fetch_small(name, tmp_path, files, monkeypatch)
+    read = theirs(tmp_path, train=True)
+    assert read.targets.tolist() == [3, 7]
+    assert read.data.numpy().tolist() == images.tolist()
+    assert theirs(tmp_path, train=False).targets.tolist() == [7]
+
+
+def test_torchvision_reads_the_fetched_textures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture, archive = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(picture, "JPEG")
+    members = {"dtd/labels/train1.txt": b"banded/banded_1.jpg\n", "dtd/images/banded/banded_1.jpg": picture.getvalue()}
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    fetch_small("textures", tmp_path, {"dtd-r1.0.1.tar.gz": archive.getvalue()}, monkeypatch)
+    read = datasets.DTD(tmp_path, split="train")
+    assert read.classes == ["banded"]
+    assert read[0][0].size == (8, 8)
+    assert (tmp_path / "dtd" / "dtd" / "images" / "banded" / "banded_1.jpg").is_file()

@@ -73,10 +73,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Tests are silent."""
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Clients that hang up are part of the tests."""
+
+
 @contextmanager
 def serving(web: Web) -> Iterator[Web]:
     """Serve on a free port of this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"web": web}))
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"web": web}))
     web.address = f"http://127.0.0.1:{server.server_port}"
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -42,7 +42,6 @@ def download(
     failures = []
     for url in (file.url, *file.mirrors):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             resumed = part.exists()
             _fetch(url, part, task, opener, sleep)
             if resumed and _wrong_digest(file, part):  # it went on from the beginning of another file

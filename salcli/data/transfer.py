@@ -88,6 +88,7 @@ def transfer(url: str, part: Path, task: Task, opener: Opener = open_url) -> Non
         if not _continues(response, n_here):
             n_here = 0  # the server does not know ranges, and begins anew
         expected = _length(response.headers)
+        part.parent.mkdir(parents=True, exist_ok=True)  # not before: a refusal leaves no empty folders behind
         _check_room(part, expected)
         chunk = _read(response)
         if not n_here and _is_page(response, chunk):  # before a part that is worth keeping is overwritten
@@ -130,7 +131,7 @@ def _explained(reason: object, url: str) -> Exception:
     if isinstance(reason, TimeoutError):
         return Interrupted(f"no answer from {host} for {TIMEOUT:.0f} s")
     if isinstance(reason, ConnectionRefusedError):
-        return Refused(f"{host} takes no connections")
+        return Refused(f"no connection to {host} (is a proxy or a firewall in the way?)")
     if isinstance(reason, OSError) and reason.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
         return Refused(f"{host} is out of reach (is there a network?)")
     if isinstance(reason, (ConnectionError, HTTPException)):
