@@ -45,6 +45,10 @@ class DataError(SalError):
     """The data cannot be split or mixed as asked for."""
 
 
+class FetchError(SalError):
+    """A file of a data set cannot be fetched."""
+
+
 class ThresholdError(SalError):
     """The filter's threshold leaves no candidate outliers, or nothing but them."""
 

@@ -30,7 +30,7 @@ class Progress(Protocol):
     """Shows steps."""
 
     def task(self, name: str, total: int, unit: str) -> AbstractContextManager[Task]:
-        """Begin a step of `total` units."""
+        """Begin a step of `total` units, 0 where nobody knows how many. The unit "bytes" is shown in MB."""
         ...
 
 

@@ -275,10 +275,8 @@ def test_a_stored_network_comes_back_with_its_drop_rate(tmp_path: Path) -> None:
 def test_a_spec_without_a_drop_rate_has_none() -> None:
     old = {key: value for key, value in asdict(spec("small-cnn")).items() if key != "drop_rate"}
     assert NetworkSpec.from_json(json.loads(json.dumps(old))) == spec("small-cnn")
-    assert spec("small-cnn").to_json() == old
-    for drop_rate in (0.0, 0.3):
-        whole = spec("wrn-40-2", drop_rate=drop_rate)
-        assert NetworkSpec.from_json(json.loads(json.dumps(whole.to_json()))) == whole
+    whole = spec("wrn-40-2", drop_rate=0.3)
+    assert NetworkSpec.from_json(json.loads(json.dumps(asdict(whole)))) == whole
 
 
 # --- torchvision

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from salcli import __version__
-from salcli.cli import stages, views
+from salcli.cli import data, stages, views
 from salcli.cli.errors import friendly_errors
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def _salcli(
 
 
 PIPELINE, RESULTS = "The pipeline, stage by stage", "Results and files"
+DATA = "Data and experiments"
 app.command(rich_help_panel=PIPELINE)(stages.prepare)
 app.command("train-id", rich_help_panel=PIPELINE)(stages.train_id)
 app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)
@@ -66,3 +67,4 @@ app.command(rich_help_panel=PIPELINE)(stages.evaluate)
 app.command(hidden=True)(stages.code)
 app.command(rich_help_panel=RESULTS)(views.table)
 app.command(rich_help_panel=RESULTS)(views.inspect)
+app.add_typer(data.app, name="data", rich_help_panel=DATA)

@@ -29,13 +29,13 @@ class ConsoleProgress:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[share]:>4}"),
             TextColumn("{task.fields[rate]}", style="dim"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[values]}", style="cyan"),
         )
         with Progress(*columns, console=console) as bars:
-            meter.attach(bars, bars.add_task(name, total=total, rate="", values=""))
+            meter.attach(bars, bars.add_task(name, total=total or None, share="", rate="", values=""))
             yield meter
 
 
@@ -62,14 +62,11 @@ class _Meter:
         shown = " ".join(f"{name} {value:.4g}" for name, value in self._values.items())
         if self._bar:
             bars, task = self._bar
-            bars.update(task, completed=self._done, rate=f"{rate:,.0f} {self._unit}/s", values=shown)
+            bars.update(task, completed=self._done, share=self._share(), rate=self._amount(rate) + "/s", values=shown)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            left = (self._total - self._done) / rate
-            console.print(
-                f"{self._name}: {self._done / self._total:.0%}, {rate:,.0f} {self._unit}/s, {left:.0f} s left {shown}",
-                highlight=False,
-            )
+            left = f", {max(self._total - self._done, 0) / rate:.0f} s left" if self._total else ""
+            console.print(f"{self._name}: {self._share()}, {self._amount(rate)}/s{left} {shown}", highlight=False)
 
     def skip(self, n: int) -> None:
         """n units were done by an earlier run."""
@@ -79,3 +76,10 @@ class _Meter:
     def note(self, text: str) -> None:
         """A line of its own."""
         console.print(f"{self._name}: {text}", style="yellow", highlight=False, markup=False)
+
+    def _share(self) -> str:
+        """How much is done: of the whole where it is known, and never more than that, should it be a guess."""
+        return f"{min(self._done / self._total, 1):.0%}" if self._total else self._amount(self._done)
+
+    def _amount(self, n: float) -> str:
+        return f"{n / 1e6:,.1f} MB" if self._unit == "bytes" else f"{n:,.0f} {self._unit}"

@@ -19,7 +19,7 @@ from salcli.artifacts.resume import ResumePoint
 from salcli.compute.augmentation import Augmentation
 from salcli.compute.image_rows import DeviceImages
 from salcli.compute.numerics import computing
-from salcli.errors import ParamsError
+from salcli.errors import ParamsError, WeightsError
 from salcli.inference import accuracy
 from salcli.models.network import Classifier, NetworkSpec
 from salcli.models.weights import load_weights
@@ -66,7 +66,7 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
         with reproducible(seed, "train-id") as generator:
             network = Classifier(_spec(params.model, training))
             if params.train_id.weights:
-                load_weights(network, weights_file(workspace, params.train_id.weights))
+                _start_from(weights_file(workspace, params.train_id.weights), network, params.train_id.epochs)
             augment_generator = torch.Generator().manual_seed(derived_seed(seed, "augment"))
             course = Run(
                 network=network,
@@ -103,6 +103,15 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
 def weights_file(workspace: Workspace, name: str) -> Path:
     """Relative names count from the workspace."""
     return workspace.root / Path(name).expanduser()
+
+
+def _start_from(weights: Path, network: Classifier, epochs: int) -> None:
+    report = load_weights(network, weights)
+    if epochs == 0 and not report.head_was_loaded:
+        raise WeightsError(
+            f"{weights} has no head for {network.spec.n_classes} classes, so it cannot be used without training; "
+            "set train_id.epochs to 1 or more"
+        )
 
 
 def _made_with(workspace: Workspace, params: Params, seed: int) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""The data sets that salcli knows: what they are, where they come from, and which ones are here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rich import box
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from salcli.data.fetch import Status
+    from salcli.data.source import DataSource
+
+MARKS = {"here": "[green]✓[/]", "partial": "[yellow]partial[/]", "missing": "[dim]–[/]"}
+ROLES = {"id": "ID", "ood": "OOD", "both": "both"}
+COLUMNS = ("name", "role", "images", "size", "download", "licence", "where from", "here")
+FIGURES = {"images", "download"}
+NEEDS_WIDTH = {"where from": 100, "licence": 79}
+INSIDE = "inside scikit-learn"
+
+
+def data_table(found: Mapping[DataSource, Status], width: int) -> Table:
+    """One row for each set. Fits 100 columns; a narrower terminal does without where it is from, then its licence."""
+    table = Table(
+        title="Data sets",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    left_out = {column for column, needed in NEEDS_WIDTH.items() if width < needed}
+    columns = [name for name in COLUMNS if name not in left_out]
+    for column in columns:
+        table.add_column(column, justify="right" if column in FIGURES else "left", no_wrap=True)
+    for source, state in found.items():
+        cells = _cells(source, state)
+        table.add_row(*(cells[column] for column in columns))
+    return table
+
+
+def _cells(source: DataSource, state: Status) -> dict[str, str]:
+    return {
+        "name": source.name,
+        "role": ROLES[source.role],
+        "images": f"{source.n_images:,}",
+        "size": source.size,
+        "download": _download(source),
+        "licence": source.licence,
+        "where from": INSIDE if source.is_embedded else _domain(source.files[0].url),
+        "here": MARKS[state],
+    }
+
+
+def data_json(found: Mapping[DataSource, Status]) -> str:
+    """All that is known, for programs."""
+    sets = [
+        asdict(source) | {"n_bytes": source.n_bytes, "embedded": source.is_embedded, "status": state}
+        for source, state in found.items()
+    ]
+    return json.dumps(sets, indent=2, ensure_ascii=False)
+
+
+def _download(source: DataSource) -> str:
+    if source.is_embedded:
+        return "–"
+    return f"{source.n_bytes / 1e6:,.0f} MB" if source.n_bytes else "?"
+
+
+def _domain(address: str) -> str:
+    """Whose server it is: ox.ac.uk, mit.edu."""
+    labels = (urlsplit(address).hostname or address).split(".")
+    return ".".join(labels[-3:] if labels[-2:-1] == ["ac"] else labels[-2:])
