@@ -118,7 +118,7 @@ def test_prepared_images_are_mapped_not_read(workspace: Workspace) -> None:
 
 
 def slowly_mirrored_and_shifted(image: np.ndarray, mirrored: bool, down: int, right: int) -> np.ndarray:
-    channels, height, width = image.shape
+    _, height, width = image.shape
     image = image[:, :, ::-1] if mirrored else image
     result = np.zeros_like(image)
     for y in range(height):

@@ -1,0 +1,186 @@
+"""Two processes on this machine's CPU, started by torchrun, do what one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import OOD, REPOSITORY, SEED
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from salcli.artifacts.layout import Workspace
+from salcli.compute.processes import Processes
+from salcli.params import load_params
+from salcli.stages import filter as filter_stage
+from salcli.stages import train_id, train_ood
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("distributed")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+EPOCHS = {"train_id.epochs": 2, "train_ood.epochs": 2}
+
+
+def two_processes(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*TORCHRUN, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def together(built: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A workspace in which two processes ran every stage, and what each of them saw."""
+    root = tmp_path_factory.mktemp("together") / "workspace"
+    shutil.copytree(built, root)
+    done = two_processes(str(REPOSITORY / "tests" / "two_processes.py"), str(root), cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return root, json.loads((root / "seen.json").read_text())
+
+
+@given(st.integers(0, 1000), st.integers(1, 40))
+def test_parts_are_disjoint_contiguous_and_all_there_is(n: int, size: int) -> None:
+    parts = [list(range(n))[Processes(rank, size).part(n)] for rank in range(size)]
+    assert [i for part in parts for i in part] == list(range(n))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_there_are_two_of_them(together: tuple[Path, list[dict[str, Any]]]) -> None:
+    assert [(seen["rank"], seen["size"]) for seen in together[1]] == [(0, 2), (1, 2)]
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    with h5py.File(path) as file:
+        found: dict[str, np.ndarray] = {}
+        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+        return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"runs/{SEED}/gradients-id-train.h5",
+        f"runs/{SEED}/gradients-id-calibration.h5",
+        f"runs/{SEED}/{OOD}/gradients-wild.h5",
+        f"runs/{SEED}/{OOD}/candidates.h5",
+        f"runs/{SEED}/{OOD}/scores.h5",
+    ],
+)
+def test_extraction_filter_and_evaluation_give_what_one_process_gives(
+    together: tuple[Path, list[dict[str, Any]]], built: Path, name: str
+) -> None:
+    """Index arrays are equal; the rest to float tolerance, because batches of another size may add up otherwise."""
+    ours, alone = arrays(together[0] / name), arrays(built / name)
+    assert set(ours) == set(alone)
+    for key, expected in alone.items():
+        if expected.dtype.kind == "i":
+            np.testing.assert_array_equal(ours[key], expected)
+        else:
+            np.testing.assert_allclose(ours[key], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_all_processes_know_the_same_metrics(together: tuple[Path, list[dict[str, Any]]], built: Path) -> None:
+    first, second = (seen["evaluation"] for seen in together[1])
+    assert first == second
+    alone = json.loads((built / f"runs/{SEED}/{OOD}/metrics.json").read_text())
+    for method, figures in first.items():
+        assert figures["auroc"] == pytest.approx(alone[method]["auroc"], abs=1e-4)
+
+
+def test_one_svd_for_all_classes_is_shared_row_by_row(
+    together: tuple[Path, list[dict[str, Any]]], workspace: Workspace
+) -> None:
+    params, _ = load_params(workspace.root / "params.yaml", {"filter.svd": "class-agnostic"})
+    alone = filter_stage.run(workspace, params.filter, OOD, SEED).candidates.wild_tau
+    for seen in together[1]:
+        torch.testing.assert_close(
+            torch.tensor(seen["agnostic"]), torch.from_numpy(alone).float(), rtol=1e-5, atol=1e-8
+        )
+    assert together[1][0]["agnostic"] == together[1][1]["agnostic"]
+
+
+@pytest.mark.parametrize("stage", ["train_id", "train_ood"])
+def test_training_has_the_loss_of_one_process(
+    together: tuple[Path, list[dict[str, Any]]], workspace: Workspace, stage: str
+) -> None:
+    params, _ = load_params(workspace.root / "params.yaml", EPOCHS)
+    if stage == "train_ood":
+        alone = train_ood.run(workspace, params, OOD, SEED).last_epoch
+    else:
+        alone = train_id.run(workspace, params, SEED).last_epoch
+    first, second = (seen[stage] for seen in together[1])
+    assert first == second
+    assert first["loss"] == pytest.approx(alone.loss, rel=1e-3)
+    assert first["accuracy"] == pytest.approx(alone.accuracy, abs=0.01)
+
+
+def test_each_sample_is_used_once(together: tuple[Path, list[dict[str, Any]]], workspace: Workspace) -> None:
+    from salcli.stages.inputs import id_images
+
+    params, _ = load_params(workspace.root / "params.yaml")
+    samples = id_images(workspace, params.data.id, "train", SEED).images.read(slice(None))
+    first, second = (seen["images"] for seen in together[1])
+    assert sorted(first + second) == sorted(image.numpy().tobytes().hex() for image in samples)
+    assert abs(len(first) - len(second)) <= 8  # at most one for each batch
+
+
+def test_batch_norm_over_two_processes_is_that_over_the_whole_batch(
+    together: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, 1))
+    network(torch.randn(10, 2, 6, 6)).square().mean().backward()
+    gradients = torch.cat([weight.grad.flatten() for weight in network.parameters()])
+    running = torch.cat([network[1].running_mean, network[1].running_var])
+    for seen in together[1]:
+        torch.testing.assert_close(torch.tensor(seen["batch_norm"]["gradients"]), gradients, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(torch.tensor(seen["batch_norm"]["running"]), running, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_launcher_of_params_starts_two_processes_and_one_speaks(workspace: Workspace, built: Path) -> None:
+    name = f"runs/{SEED}/{OOD}/candidates.h5"
+    (workspace.root / name).unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "salcli", "filter", "--ood", OOD, "--set", "launcher=torchrun --standalone --nproc-per-node 2"],
+        cwd=workspace.root, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Candidate outliers") == 1
+    assert (workspace.root / name).read_bytes() == (built / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_one_message_ends_all_processes(workspace: Workspace) -> None:
+    (workspace.root / f"runs/{SEED}/classifier.safetensors").unlink()
+    done = two_processes("-m", "salcli", "extract-grads", "--seed", str(SEED), cwd=workspace.root)
+    assert done.returncode != 0
+    message = f"error: runs/{SEED}/classifier.safetensors is not there yet; make it with: salcli train-id"
+    assert done.stderr.count(message) == 1
+
+
+@pytest.mark.slow
+def test_prepare_runs_in_one_process(workspace: Workspace) -> None:
+    done = two_processes("-m", "salcli", "prepare", cwd=workspace.root)
+    assert done.returncode != 0
+    assert "this command runs in one process; start it without torchrun" in done.stderr
+
+
+def test_a_launcher_that_does_not_exist_is_named(workspace: Workspace) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "salcli", "filter", "--set", "launcher=no-such-launcher -n 2"],
+        cwd=workspace.root, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "launcher 'no-such-launcher -n 2' cannot be started: No such file or directory" in done.stderr
