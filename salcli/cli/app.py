@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from salcli import __version__
-from salcli.cli import stages, views
+from salcli.cli import projects, stages, views
 from salcli.cli.errors import friendly_errors
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def _salcli(
     pass
 
 
-PIPELINE, RESULTS = "The pipeline, stage by stage", "Results and files"
+EXPERIMENTS, PIPELINE, RESULTS = "Data and experiments", "The pipeline, stage by stage", "Results and files"
+app.command(rich_help_panel=EXPERIMENTS)(projects.presets)
+app.command(rich_help_panel=EXPERIMENTS)(projects.init)
 app.command(rich_help_panel=PIPELINE)(stages.prepare)
 app.command("train-id", rich_help_panel=PIPELINE)(stages.train_id)
 app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)
