@@ -120,7 +120,7 @@ class _Steps:
         if done.returncode:
             reason = " ".join(done.stderr.split()).removeprefix("ERROR: ")
             raise ProjectError(
-                f"dvc init failed in {self.folder}: {reason or 'no reason given'}; mend that, or go without DVC: --no-dvc"
+                f"dvc init failed in {self.folder}: {reason or 'no reason given'}; mend that, or go without: --no-dvc"
             )
         no_scm = "    no_scm = true\n" if "--no-scm" in options else ""
         write_text(self.folder / ".dvc" / "config", DVC_CONFIG + no_scm)

@@ -78,19 +78,21 @@ class Recipe:
 
 RECIPES = {
     "main-cifar100": Recipe(
-        "CIFAR-100 against five OOD sets",
+        "CIFAR-100, five OOD sets",
         "Table 1, Section 5.2",
-        "the paper gives SAL's spread over its runs, so there are five seeds; --set seeds=[0] is the quick look.",
+        "the paper averages over 10 runs; five seeds are half the work and show the spread. For all ten: "
+        "`salcli init --set seeds=[0,1,2,3,4,5,6,7,8,9]`.",
         {"seeds": FIVE_SEEDS},
     ),
     "cifar10": Recipe(
-        "CIFAR-10 against five OOD sets",
+        "CIFAR-10, five OOD sets",
         "Table 7, Appendix H",
-        "the paper gives SAL's spread over its runs, so there are five seeds; --set seeds=[0] is the quick look.",
+        "the paper averages over 10 runs; five seeds are half the work and show the spread. For all ten: "
+        "`salcli init --set seeds=[0,1,2,3,4,5,6,7,8,9]`.",
         {**CIFAR10, "seeds": FIVE_SEEDS},
     ),
     "gradnorm-filter": Recipe(
-        "GradNorm as the filter's score",
+        "GradNorm as the filter score",
         "Table 2, Section 5.2",
         "filter.score is gradnorm; the row it is compared with is main-cifar100. Both: "
         "`dvc exp run --queue -S filter.score=sal,gradnorm`.",
@@ -104,48 +106,48 @@ RECIPES = {
         {"filter.svd": "class-agnostic"},
     ),
     "post-hoc-cifar10": Recipe(
-        "the filter's score on test data, CIFAR-10",
+        "the filter score on test data",
         "Table 13, Appendix M",
         "no OOD classifier is needed for the post-hoc row, but its rival, SAL, trains one.",
         CIFAR10,
     ),
     "post-hoc-cifar100": Recipe(
-        "the filter's score on test data, CIFAR-100",
+        "the filter score on test data",
         "Table 14, Appendix M",
         "no OOD classifier is needed for the post-hoc row, but its rival, SAL, trains one.",
     ),
     "candidate-id": Recipe(
-        "candidate ID data join the training",
+        "training with candidate ID data",
         "Table 15, Appendix N",
         "train_ood.candidate_id is true. Both: `dvc exp run --queue -S train_ood.candidate_id=false,true`.",
         {"train_ood.candidate_id": True},
     ),
     "random-labels": Recipe(
-        "random labels for the wild data",
+        "random labels in the filter",
         "Table 16, Appendix O",
         "filter.labels is random. Both: `dvc exp run --queue -S filter.labels=predicted,random`.",
         {"filter.labels": "random"},
     ),
     "resnet18": Recipe(
-        "another network: ResNet-18",
+        "ResNet-18 as the network",
         "Table 19, Appendix U",
         "the paper names no other training details, so they are those of Appendix G; dropout is for a wrn alone.",
         {"model.backbone": "resnet18", "model.drop_rate": 0.0},
     ),
     "resnet34": Recipe(
-        "another network: ResNet-34",
+        "ResNet-34 as the network",
         "Table 20, Appendix U",
         "the paper names no other training details, so they are those of Appendix G; dropout is for a wrn alone.",
         {"model.backbone": "resnet34", "model.drop_rate": 0.0},
     ),
     "mixing-ratio": Recipe(
-        "other shares π of OOD data in the wild",
+        "other shares π of OOD data",
         "Table 17, Appendix S",
         "the whole table: `dvc exp run --queue -S data.pi=0.05,0.2,0.5,0.9`, then `dvc queue start`.",
         {"data.pi": 0.05},
     ),
     "unseen-300k": Recipe(
-        "300K Random Images wild, unseen OOD tests",
+        "unseen OOD, 300K Random wild",
         "Table 8, Appendix I",
         "the caption says 50 epochs, other than elsewhere; here the OOD classifier is trained for 50, on top of "
         "the ID classifier of the other tables.",
@@ -158,20 +160,20 @@ RECIPES = {
         },
     ),
     "unseen-tin": Recipe(
-        "Tiny-ImageNet, crop ↔ resize, unseen",
+        "unseen OOD, Tiny-ImageNet",
         "Table 9, Appendix I",
         "what is wild in one experiment is the test of the other. The paper follows another one's setting and names "
         "no π: 0.1 is the default of its other tables.",
         {"data.ood": ["tin-crop", "tin-resize"], "data.test_ood": ["tin-crop", "tin-resize"]},
     ),
     "near-cifar100": Recipe(
-        "near OOD: CIFAR-10 against CIFAR-100",
+        "near OOD: CIFAR-100",
         "Appendix J (in the text)",
         "CIFAR-100's train split is in the wild, its test split is the test.",
         {**CIFAR10, "data.ood": ["cifar100"]},
     ),
     "near-cifar50": Recipe(
-        "near OOD: two halves of CIFAR-100",
+        "near OOD: half the classes",
         "Table 10, Appendix J",
         "the first 50 classes are ID, the last 50 are OOD; how the paper splits them is not said, so as elsewhere.",
         {"data.id": "cifar100-first50", "data.ood": ["cifar100-last50"]},
@@ -184,28 +186,28 @@ RECIPES = {
         {"data.ood": ["textures"]},
     ),
     "theory": Recipe(
-        "discrepancy ζ and the filter's errors by π",
+        "ζ and filter errors by π",
         "Tables 5–6, Appendix F",
         "the whole table: `dvc exp run --queue -S data.pi=0.05,0.1,0.2,0.5,0.7,0.9,1.0`, then `dvc queue start`; "
         "`dvc metrics show` has ERR_in and ERR_out.",
         {"data.ood": ["textures"]},
     ),
     "predicted-labels": Recipe(
-        "the filter's errors with predicted labels",
+        "errors of the filter",
         "Section 4.1, Appendix P",
         "both ID sets: `dvc exp run --queue -S data.id=cifar10,cifar100`, then `dvc queue start`; "
         "`dvc metrics show` has ERR_in and ERR_out.",
         {"data.ood": ["textures"]},
     ),
     "toy": Recipe(
-        "three Gaussians, a ring and a cluster",
+        "three Gaussians in a plane",
         "Figure 2, Appendix Q",
         "no download and no GPU; the paper reports ERR_in alone: `dvc metrics show`. The numbers of the training "
         "are those of the authors' code.",
         base=PLANE,
     ),
     "weakly-supervised": Recipe(
-        "beside weakly supervised rivals",
+        "beside STEP and TSL",
         "Table 18, Appendix T",
         "the paper «strictly follows» the setting of TSL and says neither π nor the number of labeled images: both "
         "are those of its other tables here, so the figures need not agree.",

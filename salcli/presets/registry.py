@@ -18,7 +18,7 @@ HEADER = re.compile(
 )
 # params.yaml of the repository, which starts without such lines
 DEFAULT_HEADER = {
-    "title": "a first look: digits and photographs",
+    "title": "a first look, on small images",
     "paper": "",
     "note": "no download and no GPU; minutes on a laptop.",
 }

@@ -34,7 +34,7 @@ def preset_table(presets: Iterable[Preset]) -> Table:
     table.add_column("name", no_wrap=True, style="bold")
     table.add_column("what it shows")
     table.add_column("paper", no_wrap=True)
-    table.add_column("data: ID ← OOD")
+    table.add_column("data: ID ← OOD", max_width=23)
     table.add_column("GPU", justify="right", no_wrap=True)
     table.add_column("work", justify="right", no_wrap=True)
     for preset in presets:
