@@ -114,7 +114,7 @@ class _Steps:
         self.undo.callback(shutil.rmtree, self.folder / ".dvc", ignore_errors=True)
         options = _dvc_init_options(self.folder)
         done = subprocess.run(
-            [sys.executable, "-m", "dvc", "init", "--quiet", *options],
+            [sys.executable, "-m", "dvc", "init", *options],
             cwd=self.folder, env={**os.environ, "DVC_NO_ANALYTICS": "1"}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:

@@ -38,7 +38,7 @@ def rich_table(comparison: Comparison) -> Table:
     table = Table(title=_title(comparison), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.title_justify = table.caption_justify = "left"
     table.title_style = "bold"
-    table.add_column("OOD test set")
+    table.add_column("OOD\ntest set")
     table.add_column("method")
     for name in METRICS.values():
         words, arrow = name.rsplit(" ", 1)
@@ -151,6 +151,8 @@ def _notes(comparison: Comparison) -> list[str]:
         STRICTER,
         FPR95_CONVENTION,
     ]
+    if comparison.setting.pi is None:
+        notes.append("The paper does not say which share π of OOD data this table has.")
     if any(row.n_seeds == 0 for row in comparison.rows):
         notes.append(f"{NOTHING}: not reported, or a method that was not run here.")
     if comparison.not_evaluated:
