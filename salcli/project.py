@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from salcli.artifacts.atomic import write_text
 from salcli.errors import ProjectError, StorageError
 from salcli.params import load_params
-from salcli.params_file import edited, lookup
+from salcli.params_file import edited, read_yaml
 from salcli.presets.set_facts import has_to_be_fetched
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ class Project:
     missing_sets: list[str]
 
     @property
-    def commands(self) -> list[str]:
+    def next_commands(self) -> list[str]:
         """What to do next, inside the folder."""
         fetch = [f"salcli data fetch {' '.join(self.missing_sets)}"] if self.missing_sets else []
-        return [*fetch, "dvc repro", "salcli table"]
+        return [*fetch, "dvc repro"]
 
 
 def create(
@@ -61,8 +61,7 @@ def create(
         steps.write(PARAMS, params_text, overwrite=True)
         if values:
             load_params(folder / PARAMS)  # what the preset holds is known to be valid; what the user sets is not
-        missing = _missing_sets(folder, preset, values or {})
-        project = Project(folder, steps.made, steps.kept, missing)
+        project = Project(folder, steps.made, steps.kept, _missing_sets(folder))
         steps.write(PIPELINE, _template("dvc.yaml"), overwrite=True)
         steps.write(".gitignore", _template("gitignore"))
         steps.write("README.md", _readme(project, preset))
@@ -148,14 +147,11 @@ def _dvc_init_options(folder: Path) -> list[str]:
     return ["--subdir"] if any((parent / ".git").exists() for parent in here.parents) else ["--no-scm"]
 
 
-def _missing_sets(folder: Path, preset: Preset, values: Mapping[str, Any]) -> list[str]:
-    """Data sets to fetch; `values` may name others than the preset does."""
-
-    def value(key: str) -> Any:
-        return values.get(key, lookup(preset.params, key))
-
-    names = dict.fromkeys([value("data.id"), *value("data.ood"), *value("data.test_ood")])
-    return [name for name in names if has_to_be_fetched(name) and not (folder / value("data.root") / name).exists()]
+def _missing_sets(folder: Path) -> list[str]:
+    """Data sets that params.yaml names and that have to be fetched."""
+    data = read_yaml(folder / PARAMS)["data"]
+    names = dict.fromkeys([data["id"], *data["ood"], *data["test_ood"]])
+    return [name for name in names if has_to_be_fetched(name) and not (folder / data["root"] / name).exists()]
 
 
 def _readme(project: Project, preset: Preset) -> str:
@@ -164,7 +160,9 @@ def _readme(project: Project, preset: Preset) -> str:
         name=project.folder.resolve().name or "salcli",
         title=f"{title} ({preset.paper} of the paper)" if preset.paper else title,
         preset=quote(preset.name),
-        commands="\n".join(project.commands),
+        commands="\n".join(
+            [*project.next_commands, f"salcli table{' --paper' if preset.paper else ''}", "dvc plots show"]
+        ),
     )
 
 

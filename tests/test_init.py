@@ -122,7 +122,7 @@ def test_a_preset_of_the_paper_says_which_data_it_needs(tmp_path: Path) -> None:
     result = salcli("init", str(tmp_path), "--preset", "resnet18", "--no-dvc")
     fetch = "salcli data fetch cifar100 places365 lsun-c lsun-r textures"
     assert f"&& {fetch} && dvc repro" in result.stdout
-    assert f"```\n{fetch}\ndvc repro\nsalcli table\n```" in (tmp_path / "README.md").read_text()
+    assert f"```\n{fetch}\ndvc repro\nsalcli table --paper\ndvc plots show\n```" in (tmp_path / "README.md").read_text()
     assert (tmp_path / "params.yaml").read_text() == preset("resnet18").text
 
 

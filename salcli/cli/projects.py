@@ -78,4 +78,4 @@ def init(
     if project.missing_sets:
         say(f"data to fetch: {', '.join(project.missing_sets)}")
     go_there = [] if folder == HERE else [f"cd {quote(str(folder))}"]
-    say(f"next: {' && '.join([*go_there, *project.commands[:-1]])}", "bold")
+    say(f"next: {' && '.join([*go_there, *project.next_commands])}", "bold")

@@ -35,12 +35,6 @@ class Preset:
     params: dict[str, Any]
     text: str
 
-    @property
-    def needed_sets(self) -> list[str]:
-        """Every data set that it names, the ID set first."""
-        data = self.params["data"]
-        return list(dict.fromkeys([data["id"], *data["ood"], *data["test_ood"]]))
-
 
 @cache
 def presets() -> dict[str, Preset]:
