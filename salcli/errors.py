@@ -65,6 +65,14 @@ class DeviceError(SalError):
     """The asked-for device is not there."""
 
 
+class ProjectError(SalError):
+    """A folder cannot be made ready for `dvc repro`."""
+
+
+class PaperError(SalError):
+    """The paper reports nothing that these results could be compared with."""
+
+
 class MetricsError(SalError):
     """Scores that no metric can be computed from."""
 

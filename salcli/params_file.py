@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
 
 from salcli.errors import ParamsError
 
@@ -71,3 +73,42 @@ def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
             target = target[section]
         target[last] = value
     return merged
+
+
+def edited(text: str, values: Mapping[str, Any]) -> str:
+    """The text of a params file with dotted keys set; everything else stays as it is written, comments too.
+
+    Unknown keys are set as well: validation then names them.
+    """
+    if not values:
+        return text
+    yaml = YAML()
+    yaml.width = 4096  # never breaks a line
+    yaml.preserve_quotes = True
+    yaml.representer.add_representer(type(None), _null)
+    content = yaml.load(text)
+    for key, value in values.items():
+        *sections, last = key.split(".")
+        target = content
+        for section in sections:
+            if not isinstance(target.get(section), dict):
+                target[section] = {}
+            target = target[section]
+        target[last] = _as_written(value)
+    written = StringIO()
+    yaml.dump(content, written)
+    return written.getvalue()
+
+
+def _null(representer: Any, _: None) -> Any:
+    """Spelled out: ruamel would leave the place after the colon empty."""
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+def _as_written(value: Any) -> Any:
+    """Lists stay on one line, as people write them."""
+    if not isinstance(value, list):
+        return value
+    items = CommentedSeq(value)
+    items.fa.set_flow_style()
+    return items

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from salcli.artifacts.layout import Workspace
 
-COMMANDS = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate", "table", "inspect"]
+STAGE_COMMANDS = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate"]
+COMMANDS = ["presets", "init", *STAGE_COMMANDS, "table", "inspect"]
 CHAIN = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate", "table"]
 CONSOLE_SCRIPT = str(Path(sys.executable).with_name("salcli"))
 # pydantic is not among them: Typer itself uses it

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from salcli import __version__
-from salcli.cli import data, stages, views
+from salcli.cli import data, projects, stages, views
 from salcli.cli.errors import friendly_errors
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ def _salcli(
     pass
 
 
-PIPELINE, RESULTS = "The pipeline, stage by stage", "Results and files"
-DATA = "Data and experiments"
+EXPERIMENTS, PIPELINE, RESULTS = "Data and experiments", "The pipeline, stage by stage", "Results and files"
+app.command(rich_help_panel=EXPERIMENTS)(projects.init)
+app.command(rich_help_panel=EXPERIMENTS)(projects.presets)
 app.command(rich_help_panel=PIPELINE)(stages.prepare)
 app.command("train-id", rich_help_panel=PIPELINE)(stages.train_id)
 app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)
@@ -67,4 +68,4 @@ app.command(rich_help_panel=PIPELINE)(stages.evaluate)
 app.command(hidden=True)(stages.code)
 app.command(rich_help_panel=RESULTS)(views.table)
 app.command(rich_help_panel=RESULTS)(views.inspect)
-app.add_typer(data.app, name="data", rich_help_panel=DATA)
+app.add_typer(data.app, name="data", rich_help_panel=EXPERIMENTS)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from salcli.cli.options import PARAMS_YAML, RUN, ParamsFile
+from salcli.errors import ParamsError
 
 
 class Format(StrEnum):
@@ -29,6 +30,9 @@ def table(
     everything: Annotated[
         bool, typer.Option("--all", help="Also show seeds and OOD sets that params.yaml does not name.")
     ] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Set them beside the figures of the paper's tables that fit params.yaml.")
+    ] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.rich,
 ) -> None:
     """Collect every evaluation of the workspace: mean ± std over seeds, best value bold."""
@@ -38,6 +42,10 @@ def table(
     from salcli.reporting.console import console
     from salcli.reporting.results import Results
 
+    if paper:
+        _refuse(scratch=scratch, everything=everything)
+        _compare_with_paper(params, output_format)
+        return
     root = params.parent / SCRATCH if scratch else params.parent
     only = None
     if not (everything or scratch):
@@ -57,6 +65,40 @@ def table(
             print(render.flat(results).to_csv(index=False), end="")
         case Format.json:
             print(render.flat(results).to_json(orient="records", indent=2))
+
+
+def _refuse(*, scratch: bool, everything: bool) -> None:
+    """The paper's table is found by params.yaml, which does not tell how other runs were made."""
+    if scratch or everything:
+        option = "--scratch" if scratch else "--all"
+        raise ParamsError(f"--paper compares what params.yaml asks for; leave {option} out")
+
+
+def _compare_with_paper(params: Path, output_format: Format) -> None:
+    from salcli.artifacts.layout import RUNS
+    from salcli.params import load_params
+    from salcli.reporting import paper_table as render
+    from salcli.reporting.console import console
+    from salcli.reporting.paper_comparison import compare
+    from salcli.reporting.paper_match import matching_settings
+    from salcli.reporting.results import Results
+
+    wanted, _ = load_params(params)
+    matching_settings(wanted)  # whether there is anything to compare with, before anything is read
+    only = {(ood, seed) for ood in wanted.data.ood for seed in wanted.seeds}
+    comparisons = compare(Results.from_folder(params.parent / RUNS, only), wanted)
+    match output_format:
+        case Format.rich:
+            for comparison in comparisons:
+                console.print(render.rich_table(comparison))
+        case Format.markdown:
+            print(render.markdown(comparisons))
+        case Format.latex:
+            print(render.latex(comparisons))
+        case Format.csv:
+            print(render.flat(comparisons).to_csv(index=False), end="")
+        case Format.json:
+            print(render.flat(comparisons).to_json(orient="records", indent=2))
 
 
 def inspect(

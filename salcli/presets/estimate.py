@@ -1,0 +1,95 @@
+"""What a preset will cost, from its params and published sizes. Estimates, nothing here was measured.
+
+Work counts the images that go through a network, in M (millions):
+
+- train-id: ID training images × epochs, for each seed;
+- train-ood: twice that (as many candidate outliers as ID images), for each seed and OOD set;
+- one pass over training, calibration and wild images for the gradients, two (h_w, g_θ) over every test image.
+
+GPU memory is that of the larger training step, train-ood's:
+
+    0.5 GB + weights × 12 bytes + activations of an image × images in a step × 4 bytes
+
+for CUDA itself, for weights with their gradients and momenta, and for what the backward pass needs. The activations are
+a sum over layers for 32×32 images in float32; a lower precision needs less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from salcli.errors import unknown_name
+from salcli.presets.set_facts import set_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GIGA = 10**9
+CUDA_BYTES = 0.5 * GIGA
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """n_weights, and the numbers that one image leaves behind for the backward pass."""
+
+    n_weights: float
+    n_activations: float
+
+
+NETWORKS = {
+    "mlp": NetworkFacts(1.3e3, 200),
+    "small-cnn": NetworkFacts(1e5, 5e4),
+    "wrn-40-2": NetworkFacts(2.2e6, 2.4e6),
+    "resnet18": NetworkFacts(11.2e6, 1.5e6),
+    "resnet34": NetworkFacts(21.3e6, 2.7e6),
+}
+
+
+def estimated_gigabytes(params: Mapping[str, Any]) -> float:
+    """GPU memory of a training step."""
+    name = params["model"]["backbone"]
+    if name not in NETWORKS:
+        raise unknown_name("network of a preset", name, NETWORKS)
+    network = NETWORKS[name]
+    n_images: int = max(params["train_id"]["batch_size"], 2 * params["train_ood"]["batch_size"])
+    return (CUDA_BYTES + 12 * network.n_weights + 4 * network.n_activations * n_images) / GIGA
+
+
+def estimated_images(params: Mapping[str, Any]) -> int:
+    """Images that go through a network, over all seeds and OOD sets."""
+    data, shares = params["data"], params["data"]["id_shares"]
+    n_id, n_id_test = _id_sizes(data)
+    n_train = shares["train"] * n_id
+    train_id = n_train * params["train_id"]["epochs"]
+    one_seed: float = train_id + (shares["train"] + shares["calibration"]) * n_id
+    for ood in data["ood"]:
+        n_pool, n_ood_test = _ood_sizes(ood, data["ood_wild_share"])
+        n_unseen = sum(_unseen_size(name) for name in data["test_ood"] if name != ood)
+        train_ood = 2 * n_train * params["train_ood"]["epochs"]
+        one_seed += train_ood + _wild_size(shares["wild"] * n_id, n_pool, data["pi"])
+        one_seed += 2 * (n_id_test + n_ood_test + n_unseen)
+    return round(one_seed * len(params["seeds"]))
+
+
+def _id_sizes(data: Mapping[str, Any]) -> tuple[float, float]:
+    """What the shares are shares of, and the test set."""
+    facts, share = set_facts(data["id"]), data["id_shares"]["test"]
+    return (facts.n, facts.n_test) if share == "official" else (facts.n, share * facts.n)
+
+
+def _ood_sizes(name: str, wild_share: float) -> tuple[float, float]:
+    """For the wild, and for the test."""
+    facts = set_facts(name)
+    return (facts.n, facts.n_test) if facts.n_test else (wild_share * facts.n, (1 - wild_share) * facts.n)
+
+
+def _unseen_size(name: str) -> int:
+    """Nothing of such a set is in the wild: all of it can be tested on, or its official test split."""
+    facts = set_facts(name)
+    return facts.n_test or facts.n
+
+
+def _wild_size(n_id: float, n_ood: float, pi: float) -> float:
+    """The largest mixture with a share pi of OOD data."""
+    return n_ood / pi if pi == 1 else min(n_id / (1 - pi), n_ood / pi)
