@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("distributed")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LAUNCHER = "launcher=torchrun --standalone --nproc-per-node 2"
 EPOCHS = {"train_id.epochs": 2, "train_ood.epochs": 2}
 
 
@@ -153,7 +154,7 @@ def test_the_launcher_of_params_starts_two_processes_and_one_speaks(workspace: W
     name = f"runs/{SEED}/{OOD}/candidates.h5"
     (workspace.root / name).unlink()
     done = subprocess.run(
-        [sys.executable, "-m", "salcli", "filter", "--ood", OOD, "--set", "launcher=torchrun --standalone --nproc-per-node 2"],
+        [sys.executable, "-m", "salcli", "filter", "--ood", OOD, "--set", LAUNCHER],
         cwd=workspace.root, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

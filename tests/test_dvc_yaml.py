@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +14,17 @@ import pytest
 from conftest import REPOSITORY
 from ruamel.yaml import YAML
 
+from salcli import source
 from salcli.artifacts import layout
 
 STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(REPOSITORY / "dvc.yaml")["stages"]
 PARAMS: dict[str, Any] = YAML(typ="safe").load(REPOSITORY / "params.yaml")
-# They hold no code that could change a result.
-WITHOUT_RESULT = {"salcli/errors.py", "salcli/progress.py"}
 MODULE = {
-    "prepare-id-set": "prepare", "prepare-ood-set": "prepare", "split": "prepare", "mix-wild": "prepare",
-    "train-id": "train_id", "extract-id": "extract_grads", "extract-wild": "extract_grads",
-    "filter": "filter", "train-ood": "train_ood", "evaluate": "evaluate",
+    "prepare-id-set": "prepare", "prepare-ood-set": "prepare", "prepare-unseen-set": "prepare", "split": "prepare",
+    "mix-wild": "prepare", "train-id": "train_id", "extract-id": "extract_grads", "extract-wild": "extract_grads",
+    "filter": "filter", "train-ood": "train_ood", "evaluate": "evaluate", "evaluate-unseen": "evaluate",
 }  # fmt: skip
+CODE = ".salcli/code.json"
 
 LIST_IMPORTS = """
 import json, sys, salcli.stages.{module}
@@ -36,38 +37,63 @@ def paths(stage: dict[str, Any], *kinds: str) -> set[str]:
     entries = [entry for kind in kinds for entry in stage.get(kind, [])]
     names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
     return {
-        name.replace("${item.ood}", "OOD").replace("${item.seed}", "7").replace("${data.id}", PARAMS["data"]["id"])
+        name.replace("${item.ood}", "OOD")
+        .replace("${item.unseen}", "UNSEEN")
+        .replace("${item.seed}", "7")
+        .replace("${data.id}", PARAMS["data"]["id"])
         for name in names
     }
 
 
 def test_every_stage_is_known_to_these_tests() -> None:
-    assert set(STAGES) == set(MODULE)
+    assert set(STAGES) == {*MODULE, "code"}
+    assert set(MODULE.values()) == set(source.STAGES)
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULE.values())))
-def test_declared_source_files_are_those_that_the_stage_imports(module: str) -> None:
+@pytest.mark.parametrize("module", source.STAGES)
+def test_fingerprinted_source_files_are_those_that_the_stage_imports(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIST_IMPORTS.format(module=module)], capture_output=True, text=True, check=True
     )
-    files = {str(Path(file).relative_to(REPOSITORY)) for file in json.loads(done.stdout)}
-    really = {file for file in files if not file.endswith("__init__.py")} - WITHOUT_RESULT
-    for name, stage in STAGES.items():
-        if MODULE[name] == module:
-            assert {dep for dep in paths(stage, "deps") if dep.startswith("salcli/")} == really, name
+    really = {Path(file) for file in json.loads(done.stdout) if not file.endswith("__init__.py")}
+    without_result = {REPOSITORY / (name.replace(".", "/") + ".py") for name in source.WITHOUT_RESULT}
+    assert set(source.stage_files(module)) == really - without_result
+
+
+@pytest.mark.parametrize("name", MODULE)
+def test_every_stage_depends_on_its_own_code(name: str) -> None:
+    (keys,) = [entry[CODE] for entry in STAGES[name]["params"] if isinstance(entry, dict)]
+    assert keys == [MODULE[name], *(["weights"] if name == "train-id" else [])]
+
+
+def test_a_changed_source_file_changes_the_stages_that_import_it(tmp_path: Path, monkeypatch: Any) -> None:
+    shutil.copytree(REPOSITORY / "salcli", tmp_path / "salcli")
+    monkeypatch.setattr(source, "PACKAGE", tmp_path / "salcli")
+    before = source.stage_fingerprints()
+    with (tmp_path / "salcli" / "sal" / "objective.py").open("a") as file:
+        file.write("# changed\n")
+    after = source.stage_fingerprints()
+    assert {stage for stage in source.STAGES if before[stage] != after[stage]} == {"train_ood"}
+
+
+def test_an_initialised_folder_has_the_same_pipeline() -> None:
+    template = REPOSITORY / "salcli" / "templates" / "dvc.yaml"
+    assert template.read_bytes() == (REPOSITORY / "dvc.yaml").read_bytes()
 
 
 def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None:
     by_seed = (layout.id_split, layout.classifier, layout.train_id_curve, layout.train_id_metrics)
     by_experiment = (
         layout.wild_mixture, layout.wild_truth, layout.wild_gradients, layout.candidates, layout.filter_metrics,
-        layout.ood_classifier, layout.train_ood_curve, layout.evaluation_scores, layout.metrics, layout.roc,
-        layout.score_histogram,
+        layout.ood_classifier, layout.train_ood_curve,
     )  # fmt: skip
+    by_test_set = (layout.evaluation_scores, layout.metrics, layout.roc, layout.score_histogram)
     expected = [layout.prepared_set(PARAMS["data"]["id"]).name, layout.prepared_set("OOD").name]
+    expected += [layout.unseen_set("UNSEEN").name, CODE]
     expected += [place(7).name for place in by_seed]
     expected += [layout.id_gradients(part, 7).name for part in ("train", "calibration")]
-    expected += [place("OOD", 7).name for place in by_experiment]
+    expected += [place("OOD", 7).name for place in (*by_experiment, *by_test_set)]
+    expected += [place("OOD", 7, "UNSEEN").name for place in by_test_set]
     declared = [name for stage in STAGES.values() for name in paths(stage, "outs", "metrics", "plots")]
     assert sorted(declared) == sorted(expected)
 
@@ -75,17 +101,17 @@ def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None
 @pytest.mark.parametrize("name", STAGES)
 def test_every_input_is_another_stages_output(name: str) -> None:
     outputs = {out for stage in STAGES.values() for out in paths(stage, "outs", "metrics", "plots")}
-    inputs = {dep for dep in paths(STAGES[name], "deps") if not dep.startswith("salcli/")}
-    assert inputs <= outputs
+    assert paths(STAGES[name], "deps") <= outputs
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_declared_params_exist_and_leave_out_what_only_spans_the_matrix(name: str) -> None:
-    for key in STAGES[name].get("params", []):
+    for key in (entry for entry in STAGES[name].get("params", []) if isinstance(entry, str)):
         value: Any = PARAMS
         for part in key.split("."):
             value = value[part]
-        assert key not in ("data", "data.ood", "seeds", "device")
+        if name != "evaluate-unseen":  # of a set that hides in other wild data it tests on what is kept out there
+            assert key not in ("data", "data.ood", "seeds", "device", "launcher")
 
 
 def test_the_truth_is_an_input_of_the_filters_diagnosis_alone() -> None:

@@ -57,9 +57,8 @@ def unchecked(name: str, **overrides: object) -> Params:
 def results(runs: dict[tuple[str, int, str], tuple[float, float, float]], unseen: str | None = None) -> Results:
     """(wild OOD set, seed, method) → FPR95, AUROC, ID accuracy in percent."""
     lines = [
-        {"ood": ood, "seed": seed, "method": method, **dict.fromkeys(METRICS, 0.0)}
+        {"ood": ood, "test_set": unseen or ood, "seed": seed, "method": method, **dict.fromkeys(METRICS, 0.0)}
         | dict(zip(("fpr95", "auroc", "id_accuracy"), values, strict=True))
-        | ({"test_ood": unseen} if unseen else {})
         for (ood, seed, method), values in runs.items()
     ]
     return Results(pd.DataFrame(lines), {})

@@ -358,8 +358,8 @@ def test_evaluations_that_are_not_asked_for_are_left_out_and_counted(
     tmp_path: Path, figures: NDArray[np.floating]
 ) -> None:
     folder = write_runs(tmp_path, figures)
-    asked_for = {(SETS[0], SEEDS[0])}
+    asked_for = {(SETS[0], SETS[0], SEEDS[0])}
     results = Results.from_folder(folder, asked_for)
-    assert set(zip(results.runs["ood"], results.runs["seed"], strict=True)) == asked_for
+    assert set(zip(results.runs["ood"], results.runs["test_set"], results.runs["seed"], strict=True)) == asked_for
     n_left_out = len(SETS) * len(SEEDS) - 1
     assert f"Left out: {n_left_out} evaluations" in shown(rich_table(results))

@@ -40,7 +40,7 @@ def table(
     from salcli.params import load_params
     from salcli.reporting import results_table as render
     from salcli.reporting.console import console
-    from salcli.reporting.results import Results
+    from salcli.reporting.results import Results, asked_for
 
     if paper:
         _refuse(scratch=scratch, everything=everything)
@@ -50,7 +50,7 @@ def table(
     only = None
     if not (everything or scratch):
         wanted, _ = load_params(params)
-        only = {(ood, seed) for ood in wanted.data.ood for seed in wanted.seeds}
+        only = asked_for(wanted)
     results = Results.from_folder(root / RUNS, only)
     match output_format:
         case Format.rich:
@@ -81,12 +81,11 @@ def _compare_with_paper(params: Path, output_format: Format) -> None:
     from salcli.reporting.console import console
     from salcli.reporting.paper_comparison import compare
     from salcli.reporting.paper_match import matching_settings
-    from salcli.reporting.results import Results
+    from salcli.reporting.results import Results, asked_for
 
     wanted, _ = load_params(params)
     matching_settings(wanted)  # whether there is anything to compare with, before anything is read
-    only = {(ood, seed) for ood in wanted.data.ood for seed in wanted.seeds}
-    comparisons = compare(Results.from_folder(params.parent / RUNS, only), wanted)
+    comparisons = compare(Results.from_folder(params.parent / RUNS, asked_for(wanted)), wanted)
     match output_format:
         case Format.rich:
             for comparison in comparisons:

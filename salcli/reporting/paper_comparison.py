@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from salcli.params import Params
     from salcli.reporting.results import Results
 
-UNSEEN = "test_ood"  # column of the tested OOD set, where it need not be the wild one
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -122,8 +120,7 @@ def _row(test: str, ours: pd.DataFrame, figures: list[Figure], *, is_sum: bool) 
 
 def _of_pair(runs: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
     wild, test = pair
-    tested = runs[UNSEEN] if UNSEEN in runs else runs["ood"]
-    return runs[(runs["ood"] == wild) & (tested == test)]
+    return runs[(runs["ood"] == wild) & (runs["test_set"] == test)]
 
 
 def _averages(runs: pd.DataFrame, pairs: list[tuple[str, str]], *, is_complete: bool) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from salcli.artifacts.layout import Artifact
+    from salcli.params import Params
     from salcli.stages.evaluate import Evaluated
 
 METRICS = {
@@ -36,7 +37,7 @@ SHARED_SAMPLES = {"n_id_train": "ID train", "n_calibration": "ID calibration", "
 class Row:
     """One method on one OOD set, in percent. `best` names the metrics in which no other method beats it."""
 
-    ood: str
+    ood: str  # the test set, and the wild one where that is another
     method: str
     n_seeds: int
     mean: dict[str, float]
@@ -46,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
-    """runs: one line for each OOD set, seed and method, metrics in percent. samples: counts by name."""
+    """runs: one line for each wild OOD set (ood), test_set, seed and method, metrics in percent. samples: by name."""
 
     runs: pd.DataFrame
     samples: dict[str, str]
@@ -56,27 +57,28 @@ class Results:
     def from_evaluations(cls, done: Sequence[Evaluated]) -> Results:
         """What `evaluate` just computed."""
         runs = [
-            _run(result.ood, result.seed, method, {**asdict(own), "id_accuracy": result.id_accuracy[method]})
+            _run(_Place.of(result), method, {**asdict(own), "id_accuracy": result.id_accuracy[method]})
             for result in done
             for method, own in result.metrics.items()
         ]
-        counts = [(result.ood, {"id_test": result.n_id_test, "ood_test": result.n_ood_test}) for result in done]
+        counts = [(_Place.of(one), {"id_test": one.n_id_test, "ood_test": one.n_ood_test}) for one in done]
         return cls(pd.DataFrame(runs), _samples(counts))
 
     @classmethod
-    def from_folder(cls, folder: Path, only: Collection[tuple[str, int]] | None = None) -> Results:
-        """Every metrics.json below folder/SEED/OOD/, or `only` those of some OOD sets and seeds."""
+    def from_folder(cls, folder: Path, only: Collection[tuple[str, str, int]] | None = None) -> Results:
+        """Every metrics.json below folder/SEED/OOD/, or `only` those of some OOD sets (wild, tested) and seeds."""
         runs, counts, n_left_out = [], [], 0
-        for path in sorted(folder.glob("*/*/metrics.json")):
-            ood, seed = path.parent.name, path.parent.parent.name
-            if not seed.isdecimal():  # somebody's backup
+        own_tests, unseen = folder.glob("*/*/metrics.json"), folder.glob(f"*/*/{layout.UNSEEN}/*/metrics.json")
+        for path in [*sorted(own_tests), *sorted(unseen)]:
+            place = _Place.of_file(path.relative_to(folder))
+            if place is None or place in [known for known, _ in counts]:  # unseen sets that are in the wild, too
                 continue
-            if only is not None and (ood, int(seed)) not in only:
+            if only is not None and place not in only:
                 n_left_out += 1
             else:
-                own_runs, own_counts = _read_evaluation(path, ood, int(seed))
+                own_runs, own_counts = _read_evaluation(path, place)
                 runs += own_runs
-                counts.append((ood, own_counts))
+                counts.append((place, own_counts))
         if not runs:
             raise MissingArtifactError(
                 f"there is no evaluation below {folder} yet; make one with: dvc repro, or salcli evaluate"
@@ -85,8 +87,19 @@ class Results:
 
     @property
     def ood_sets(self) -> list[str]:
-        """In the order they were found."""
+        """What is tested on, in the order it was found."""
+        return list(dict.fromkeys(self._labels()))
+
+    @property
+    def wild_sets(self) -> list[str]:
+        """What was in the wild data."""
         return list(self.runs["ood"].unique())
+
+    def _labels(self) -> list[str]:
+        """The test set of each run; with the wild one, where that is another and there are several."""
+        pairs = zip(self.runs["ood"], self.runs["test_set"], strict=True)
+        is_plain = len(self.wild_sets) == 1
+        return [test if is_plain or test == wild else f"{test} (wild {wild})" for wild, test in pairs]
 
     @property
     def n_seeds(self) -> int:
@@ -98,7 +111,8 @@ class Results:
         metrics = list(METRICS)
         averages = self.runs.groupby(["method", "seed"], sort=False)[metrics].mean().reset_index()
         ranking = averages.groupby("method")["fpr95"].mean().sort_values(kind="stable").index
-        groups = [(ood, self.runs[self.runs["ood"] == ood]) for ood in self.ood_sets]
+        labels = pd.Series(self._labels(), index=self.runs.index)
+        groups = [(ood, self.runs[labels == ood]) for ood in self.ood_sets]
         if len(groups) > 1:
             groups.append((AVERAGE, averages))
         return [row for ood, runs in groups for row in _rows(ood, runs, list(ranking))]
@@ -123,18 +137,44 @@ def _rows(ood: str, runs: pd.DataFrame, ranking: list[str]) -> list[Row]:
     ]
 
 
-def _run(ood: str, seed: int, method: str, figures: dict[str, float]) -> dict[str, Any]:
-    return {"ood": ood, "seed": seed, "method": method, **{name: 100 * float(figures[name]) for name in METRICS}}
+def asked_for(params: Params) -> set[tuple[str, str, int]]:
+    """The evaluations that params.yaml asks for: wild OOD set, test set, seed."""
+    data = params.data
+    return {(ood, test, seed) for ood in data.ood for test in (ood, *data.test_ood) for seed in params.seeds}
 
 
-def _read_evaluation(path: Path, ood: str, seed: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+class _Place(NamedTuple):
+    """What an evaluation is about."""
+
+    ood: str
+    test_set: str
+    seed: int
+
+    @classmethod
+    def of(cls, result: Evaluated) -> _Place:
+        return cls(result.ood, result.test_set, result.seed)
+
+    @classmethod
+    def of_file(cls, path: Path) -> _Place | None:
+        """From SEED/OOD/metrics.json or SEED/OOD/unseen/TEST/metrics.json; None for somebody's backup."""
+        seed, ood, *_ = path.parts
+        test_set = ood if len(path.parts) == 3 else path.parts[3]
+        return cls(ood, test_set, int(seed)) if seed.isdecimal() else None
+
+
+def _run(place: _Place, method: str, figures: dict[str, float]) -> dict[str, Any]:
+    return {**place._asdict(), "method": method, **{name: 100 * float(figures[name]) for name in METRICS}}
+
+
+def _read_evaluation(path: Path, place: _Place) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The figures of each method, and the counts of samples in it and in the filter's figures beside it."""
-    with _reading_json(path, layout.metrics(ood, seed)) as content:
+    unseen = None if place.test_set == place.ood else place.test_set
+    with _reading_json(path, layout.metrics(place.ood, place.seed, unseen)) as content:
         counts = {name: int(content["samples"][name]) for name in ("id_test", "ood_test")}
-        runs = [_run(ood, seed, method, figures) for method, figures in content.items() if method != "samples"]
+        runs = [_run(place, method, figures) for method, figures in content.items() if method != "samples"]
     filtered = path.with_name("filter.json")
     if filtered.exists():
-        with _reading_json(filtered, layout.filter_metrics(ood, seed)) as content:
+        with _reading_json(filtered, layout.filter_metrics(place.ood, place.seed)) as content:
             counts |= {name: int(content[name]) for name in ("n_id_train", "n_calibration", "n_wild", "n_candidates")}
     return runs, counts
 
@@ -149,11 +189,11 @@ def _reading_json(path: Path, artifact: Artifact) -> Iterator[Any]:
         ) from None
 
 
-def _samples(counts: list[tuple[str, dict[str, int]]]) -> dict[str, str]:
+def _samples(counts: list[tuple[_Place, dict[str, int]]]) -> dict[str, str]:
     """How many samples each set has; a range where runs differ."""
     samples = {name: _range([own[key] for _, own in counts if key in own]) for key, name in SHARED_SAMPLES.items()}
-    for ood in dict.fromkeys(ood for ood, _ in counts):
-        own_counts = [own for name, own in counts if name == ood]
+    for ood in dict.fromkeys(place.test_set for place, _ in counts):
+        own_counts = [own for place, own in counts if place.test_set == ood]
         samples[f"{ood} test"] = _range([own["ood_test"] for own in own_counts])
         samples[f"{ood} candidates"] = _range([own["n_candidates"] for own in own_counts if "n_candidates" in own])
     return {name: text for name, text in samples.items() if text}
