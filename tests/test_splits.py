@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from salcli.artifacts.images import read_image_set
 from salcli.artifacts.layout import Workspace
 from salcli.artifacts.splits import WILD_TRUTH, read_id_split, read_ood_test, read_wild_source, read_wild_truth
 from salcli.data.catalogue import DATA_SETS
+from salcli.data.loading import load_source
 from salcli.data.photo_patches import WILD_PART, load_photo_patches
 from salcli.data.splits import largest_mixture, mix_wild, round_half_up, split_id, split_ood
 from salcli.errors import BadArtifactError, DataError
@@ -25,6 +29,12 @@ from salcli.params import Params
 from salcli.stages import evaluate, extract_grads, prepare, train_id, train_ood
 from salcli.stages import filter as filter_stage
 
+PINNED: dict[str, Any] = {
+    "images": ["da69e58d195cc7af", "979e21161cd4c802", "5bcf96981f52f159"],
+    "labels": "8ec70f5e2b70b029",
+    "splits": {0: ("68b01fc1d5009af6", "0eead3c54937846a"), 1: ("7f4fb1e72b867c3d", "9ca2bcec0e6b9349")},
+    "patches": "e3b09d8b17d70a03",
+}
 SHARES = {"train": 0.32, "calibration": 0.08, "wild": 0.4, "test": 0.2}
 
 
@@ -107,14 +117,33 @@ def test_shrinking_is_the_mean_over_equal_areas() -> None:
     np.testing.assert_array_equal(module._shrink(square), np.rint(repeated))
 
 
-@pytest.mark.parametrize("name", DATA_SETS)
-def test_no_image_of_a_set_stands_in_two_sets_with_other_roles(name: str) -> None:
+BUILT_IN = [name for name, entry in DATA_SETS.items() if not entry.files]
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations(BUILT_IN, 2)])
+def test_no_image_stands_in_two_sets(one: str, other: str, tmp_path: Path) -> None:
     """Not only indices are disjoint: so are the images of ID and OOD sets."""
-    own = DATA_SETS[name]
-    images = {image.tobytes() for image in own.load().images}
-    for other in DATA_SETS.values():
-        if other.role != own.role:
-            assert not images & {image.tobytes() for image in other.load().images}
+    images = [{image.tobytes() for image in load_source(name, tmp_path).pictures} for name in (one, other)]
+    assert not images[0] & images[1]
+
+
+def digest(*arrays: np.ndarray) -> str:
+    content = b"".join(f"{array.dtype}, {array.shape}".encode() + array.tobytes() for array in arrays)
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def test_the_sets_and_splits_that_stored_results_rest_on_are_still_the_same(tmp_path: Path) -> None:
+    """dvc.lock and the README's table were made with them."""
+    sets = {name: load_source(name, tmp_path) for name in ("digits-0-7", "digits-8-9", "photo-patches")}
+    labels = sets["digits-0-7"].labels
+    assert labels is not None
+    assert [digest(np.asarray(images.pictures)) for images in sets.values()] == PINNED["images"]
+    assert digest(labels) == PINNED["labels"]
+    for seed, (id_digest, ood_digest) in PINNED["splits"].items():
+        assert digest(*asdict(split_id(labels, SHARES, seed)).values()) == id_digest
+        assert digest(*asdict(split_ood(354, None, 0.7, seed)).values()) == ood_digest
+    patches = split_ood(2000, sets["photo-patches"].is_test, 0.7, 0)
+    assert digest(patches.wild, patches.test) == PINNED["patches"]
 
 
 def test_patches_are_the_same_each_time() -> None:

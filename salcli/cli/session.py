@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from salcli.artifacts.layout import SCRATCH, Workspace
 from salcli.cli.options import PARAMS_YAML
 from salcli.data.catalogue import DATA_SETS
-from salcli.errors import unknown_name
+from salcli.errors import ParamsError, unknown_name
 from salcli.params import Params, load_params
 from salcli.params_file import parse_assignment
 from salcli.reporting.console import console
@@ -114,8 +114,9 @@ def _say(line: str, style: str, **options: Any) -> None:
 
 
 def _known_ood(names: list[str] | None, params: Params) -> tuple[str, ...]:
-    known = [name for name, entry in DATA_SETS.items() if entry.role == "ood"]
     for name in names or []:
-        if name not in known:
-            raise unknown_name("OOD set", name, known)
+        if name not in DATA_SETS:
+            raise unknown_name("OOD set", name, DATA_SETS)
+        if name == params.data.id:
+            raise ParamsError(f"--ood {name}: that is the ID set (data.id); name another one")
     return tuple(dict.fromkeys(names or params.data.ood))
