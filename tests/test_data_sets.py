@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import sys
-import zipfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from conftest import REPOSITORY
 from fake_data import WRITERS, dump, lay_out, write_batch, write_idx
+from preparing import Malicious, data_params, prepared, random_images, refused
 from scipy.io import savemat
 from test_cli import files, process, salcli, write_params
 
-from salcli.artifacts.images import read_image_set, read_made_with, write_image_set
-from salcli.artifacts.layout import Found, Workspace, prepared_set
+from salcli.artifacts.images import read_image_set
+from salcli.artifacts.layout import Workspace, prepared_set
 from salcli.data import points
 from salcli.data.catalogue import DATA_SETS
-from salcli.data.image_set import ImageSet, Source
+from salcli.data.image_set import Source
 from salcli.data.loading import load_source
 from salcli.data.places import LIST, places365_names
-from salcli.errors import DataError, ParamsError, StorageError
-from salcli.params import DataParams, load_params
+from salcli.errors import DataError, ParamsError
 from salcli.stages import prepare
 
 OFFICIAL = {"cifar10", "cifar100", "cifar100-first50", "cifar100-last50", "svhn", "fashion-mnist", "mnist"}
-
-
-def data_params(root: Path, id_name: str = "cifar10", ood: Iterable[str] = ("svhn",), **changes: Any) -> DataParams:
-    fixed = {"data.root": str(root), "data.id": id_name, "data.ood": list(ood)}
-    shape = {"data.image_size": 32, "data.channels": 3}
-    more = {f"data.{key}": value for key, value in changes.items()}
-    return load_params(REPOSITORY / "params.yaml", {**fixed, **shape, **more})[0].data
-
-
-def prepared(tmp_path: Path, params: DataParams, name: str) -> ImageSet:
-    workspace = Workspace(tmp_path / "workspace")
-    prepare.prepare_set(workspace, params, name)
-    return read_image_set(workspace.find(prepared_set(name)))
-
-
-def refused(tmp_path: Path, params: DataParams, name: str) -> str:
-    """The message, once it is sure that nothing was written."""
-    with pytest.raises(DataError) as caught:
-        prepared(tmp_path, params, name)
-    assert not files(tmp_path / "workspace")
-    return str(caught.value)
 
 
 # --- every format
@@ -83,10 +57,6 @@ def test_a_set_in_its_published_format_can_be_prepared(laid_out: Path, tmp_path:
 
 def test_every_set_of_the_catalogue_is_laid_out_or_comes_with_salcli() -> None:
     assert set(DATA_SETS) - set(WRITERS) == {name for name, entry in DATA_SETS.items() if not entry.files}
-
-
-def random_images(n: int, size: int = 32, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (n, size, size, 3), dtype=np.uint8)
 
 
 def write_cifar10(folder: Path, images: np.ndarray, labels: list[int]) -> None:
@@ -134,16 +104,6 @@ def test_what_python_2_wrote_is_read(tmp_path: Path) -> None:
     assert np.asarray(source.pictures[0]).tobytes() == pixels
     assert source.labels is not None
     assert source.labels[0] == 5
-
-
-class Malicious:
-    """Leaves a trace where it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.trace,)
 
 
 def test_code_in_a_cifar_batch_is_refused_and_not_run(tmp_path: Path) -> None:
@@ -377,158 +337,6 @@ def test_the_root_is_seen_from_the_workspace_and_from_home(tmp_path: Path, monke
     assert len(prepared(tmp_path, data_params(Path("pile")), "svhn")) == 30
     monkeypatch.setenv("HOME", str(tmp_path / "workspace"))
     assert len(prepared(tmp_path, data_params(Path("~/pile")), "svhn")) == 30
-
-
-def test_ones_own_file_or_folder_wins_over_the_published_files(tmp_path: Path) -> None:
-    lay_out(tmp_path, ["svhn"], 2)
-    np.savez(tmp_path / "svhn.npz", images=random_images(3), labels=[0, 1, 2])
-    assert len(load_source("svhn", tmp_path)) == 3
-    lay_out(tmp_path / "aside", ["places365"], 1)
-    (tmp_path / "aside" / "places365").rename(tmp_path / "svhn")
-    with pytest.raises(DataError, match=r"both .*svhn and .*svhn.npz stand for svhn; keep one"):
-        load_source("svhn", tmp_path)
-    (tmp_path / "svhn.npz").unlink()
-    assert len(load_source("svhn", tmp_path)) == 10
-
-
-def test_every_name_can_be_an_npz_of_ones_own(tmp_path: Path) -> None:
-    for name, entry in DATA_SETS.items():
-        np.savez(tmp_path / f"{name}.npz", images=random_images(4), labels=[3, 5, 5, 3])
-        source = load_source(name, tmp_path)
-        np.testing.assert_array_equal(source.pictures, random_images(4).transpose(0, 3, 1, 2))
-        assert (source.labels is None) == (not entry.labeled)
-        if source.labels is not None:
-            assert source.labels.tolist() == [0, 1, 1, 0]
-            assert source.class_names == ("3", "5")
-
-
-def test_an_npz_may_have_an_official_split_and_names(tmp_path: Path) -> None:
-    images, is_test = random_images(4)[..., 0], np.array([True, False, True, False])
-    np.savez(tmp_path / "mnist.npz", images=images, labels=[1, 0, 1, 0], is_test=is_test, class_names=["ä", "b"])
-    found = prepared(tmp_path, data_params(tmp_path, "mnist", channels=1), "mnist")
-    np.testing.assert_array_equal(found.images, images[:, None])
-    assert found.class_names == ("ä", "b")
-    assert found.is_test is not None
-    assert found.is_test.tolist() == is_test.tolist()
-
-
-def test_an_npz_of_keras_is_understood(tmp_path: Path) -> None:
-    images = random_images(5)
-    parts = {"x_train": images[:3], "y_train": [[1], [0], [1]], "x_test": images[3:], "y_test": [[0], [1]]}
-    np.savez(tmp_path / "cifar10.npz", **parts)
-    source = load_source("cifar10", tmp_path)
-    np.testing.assert_array_equal(source.pictures, images.transpose(0, 3, 1, 2))
-    assert source.labels is not None
-    assert source.is_test is not None
-    assert source.labels.tolist() == [1, 0, 1, 0, 1]
-    assert source.is_test.tolist() == [False, False, False, True, True]
-
-
-@pytest.mark.parametrize(
-    ("arrays", "reason"),
-    [
-        ({"pixels": np.zeros(3)}, "has no `images`, and no x_train, y_train, x_test, y_test; it has pixels"),
-        (
-            {"images": np.zeros((2, 4, 4))},
-            "images must be n × height × width [× 1 or 3] of uint8, got 2 × 4 × 4 of flo",
-        ),
-        ({"images": np.zeros((2, 3, 4, 4), np.uint8)[..., :2]}, "got 2 × 3 × 4 × 2 of uint8"),
-        ({"images": np.zeros((0, 4, 4), np.uint8)}, "holds no images"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": [1]}, "`labels` must be 2 integers, got 1 of int64"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": [0.5, 1]}, "`labels` must be 2 integers"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "is_test": [0, 1]}, "`is_test` must be 2 booleans"),
-        (
-            {"images": np.zeros((2, 4, 4), np.uint8), "labels": [0, 2], "class_names": ["a", "b"]},
-            "labels run from 0 to 2, but `class_names` has 2 names",
-        ),
-        (
-            {"images": np.zeros((2, 4, 4), np.uint8), "labels": [0, 1], "class_names": ["a", "b", "c"]},
-            "class c has no images",
-        ),
-        ({"images": np.array([None, {}])}, "cannot be read as .npz"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": [1, 1]}, "has one class only (1)"),
-        ({"images": np.zeros((2, 4, 4), np.uint8)}, "has no labels, so it cannot be the ID set"),
-    ],
-)
-def test_a_wrong_npz_is_refused(tmp_path: Path, arrays: dict[str, Any], reason: str) -> None:
-    np.savez(tmp_path / "mnist.npz", **arrays)
-    assert reason in refused(tmp_path, data_params(tmp_path, "mnist"), "mnist")
-
-
-def test_a_damaged_npz_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mnist.npz"
-    np.savez_compressed(path, images=random_images(40), labels=np.arange(40) % 2)
-    good = path.read_bytes()
-    for content in (b"", b"PK", b"no zip", good[:-100], good[:100], good[:3000] + b"?" * 500 + good[3500:]):
-        path.write_bytes(content)
-        message = refused(tmp_path, data_params(tmp_path, "mnist"), "mnist")
-        assert message.startswith(f"{path} cannot be read as .npz (")
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("images.npy", pickle.dumps(Malicious(tmp_path / "trace")))
-    refused(tmp_path, data_params(tmp_path, "mnist"), "mnist")
-    assert not (tmp_path / "trace").exists()
-
-
-# --- as a file
-
-
-def test_images_are_read_as_a_read_only_map_of_the_file(laid_out: Path, tmp_path: Path) -> None:
-    found = prepared(tmp_path, data_params(laid_out), "cifar10")
-    assert isinstance(found.images, np.memmap)
-    assert not found.images.flags.writeable
-    path = tmp_path / "workspace" / prepared_set("cifar10").name
-    with h5py.File(path) as file:
-        np.testing.assert_array_equal(found.images, file["images"])
-        assert file["images"].chunks is None
-    about = read_made_with(Found(path))
-    assert (about["image_size"], about["channels"], about["n_skipped"]) == (32, 3, 0)
-
-
-def test_a_file_that_cannot_be_mapped_is_read(tmp_path: Path) -> None:
-    path, images = tmp_path / "set.h5", random_images(3).transpose(0, 3, 1, 2)
-    for content in (images, images[:0]):
-        write_image_set(path, ImageSet(content, is_test=np.ones(len(content), bool)), "some")
-        with h5py.File(path, "r+") as file:
-            del file["images"]
-            file.create_dataset("images", data=content, chunks=(1, 3, 32, 32), maxshape=(None, 3, 32, 32))
-        found = read_image_set(Found(path)).images
-        assert not isinstance(found, np.memmap)
-        assert not found.flags.writeable
-        np.testing.assert_array_equal(found, content)
-
-
-def test_a_set_without_images_is_stored_and_read(tmp_path: Path) -> None:
-    write_image_set(tmp_path / "set.h5", ImageSet(np.zeros((0, 3, 4, 4), np.uint8)), "none")
-    assert read_image_set(Found(tmp_path / "set.h5")).images.shape == (0, 3, 4, 4)
-
-
-def test_many_long_class_names_are_stored(tmp_path: Path) -> None:
-    """An attribute of HDF5 takes 64 kB and no more."""
-    names = tuple(f"ein ziemlich langer Name für die Klasse {k}" for k in range(5_000))
-    image_set = ImageSet(np.zeros((5_000, 1, 1, 1), np.uint8), np.arange(5_000), names)
-    write_image_set(tmp_path / "set.h5", image_set, "many")
-    assert read_image_set(Found(tmp_path / "set.h5")).class_names == names
-
-
-def test_the_same_set_gives_the_same_bytes(laid_out: Path, tmp_path: Path) -> None:
-    for place in ("one", "other"):
-        prepare.prepare_set(Workspace(tmp_path / place), data_params(laid_out, on_bad_image="skip"), "textures")
-        prepare.prepare_set(Workspace(tmp_path / place), data_params(laid_out), "cifar10")
-    assert files(tmp_path / "one") == files(tmp_path / "other")
-    assert len(files(tmp_path / "one")) == 2
-
-
-def test_a_disk_without_room_is_noticed_before_anything_is_decoded(
-    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = dataclasses.make_dataclass("Usage", ["free"])
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage(10_000_000))
-    monkeypatch.setattr("salcli.data.decoding._from_array", None)
-    with pytest.raises(
-        StorageError, match=r"cifar10.h5 needs 0.04 GB, 0.01 GB are free; make room, or choose a smaller"
-    ):
-        prepared(tmp_path, data_params(laid_out, image_size=512), "cifar10")
-    assert not files(tmp_path / "workspace")
 
 
 # --- through the command line

@@ -50,6 +50,57 @@ def test_the_id_parts_are_disjoint_complete_and_stratified(seed: int, sizes: lis
             assert abs((labels[parts[name]] == k).sum() - share * size) <= 1
 
 
+OFFICIAL_SHARES = {"train": 0.4, "calibration": 0.1, "wild": 0.5, "test": "official"}
+
+
+@given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(20, 60), min_size=2, max_size=5), data=st.data())
+def test_with_the_official_test_set_the_rest_is_dealt_class_by_class(
+    seed: int, sizes: list[int], data: st.DataObject
+) -> None:
+    order = np.random.default_rng(seed)
+    labels = order.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    n_test = [data.draw(st.integers(0 if k else 1, 9)) for k in range(len(sizes))]
+    is_test = np.zeros(len(labels), bool)
+    for k, n in enumerate(n_test):
+        is_test[order.permutation(np.flatnonzero(labels == k))[:n]] = True
+    parts = asdict(split_id(labels, OFFICIAL_SHARES, seed, is_test))
+    for one, other in combinations(parts.values(), 2):
+        assert not set(one) & set(other)
+    assert sorted(np.concatenate(list(parts.values()))) == list(range(len(labels)))
+    np.testing.assert_array_equal(parts["test"], np.flatnonzero(is_test))
+    for name in ("train", "calibration", "wild"):
+        for k, size in enumerate(sizes):
+            share = float(OFFICIAL_SHARES[name])
+            assert abs((labels[parts[name]] == k).sum() - share * (size - n_test[k])) <= 1
+
+
+@given(seed=st.integers(0, 1000), marks=st.lists(st.booleans(), min_size=80, max_size=80))
+def test_with_a_number_it_does_not_matter_what_an_image_was_published_for(seed: int, marks: list[bool]) -> None:
+    labels = np.arange(80) % 2
+    with_marks, without = split_id(labels, SHARES, seed, np.array(marks)), split_id(labels, SHARES, seed)
+    for name, part in asdict(without).items():
+        np.testing.assert_array_equal(part, asdict(with_marks)[name])
+
+
+@pytest.mark.parametrize("is_test", [None, np.zeros(40, bool), np.ones(40, bool)])
+def test_an_official_test_set_that_is_not_there_is_refused_with_the_cure(is_test: np.ndarray | None) -> None:
+    with pytest.raises(DataError, match=r"no official split .* give data.id_shares.test a number, such as 0.2"):
+        split_id(np.arange(40) % 2, OFFICIAL_SHARES, 0, is_test)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=50))
+def test_ood_sets_with_a_part_for_tests_are_split_by_it(marks: list[bool]) -> None:
+    if len(set(marks)) == 1:
+        with pytest.raises(
+            DataError, match=f"of {len(marks)} OOD images, {'all' if marks[0] else 'none'} are for test"
+        ):
+            split_ood(len(marks), np.array(marks), 0.5, 0)
+        return
+    parts = split_ood(len(marks), np.array(marks), 0.5, 0)
+    assert [i in parts.test for i in range(len(marks))] == marks
+    assert [i in parts.wild for i in range(len(marks))] == [not mark for mark in marks]
+
+
 def test_a_class_too_small_for_a_part_is_named() -> None:
     with pytest.raises(DataError, match=r"class 1 has 2 images, too few to give some to train|calibration"):
         split_id(np.array([0] * 50 + [1] * 2), SHARES, seed=0)
