@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from salcli.data.catalogue import DATA_SETS
+from salcli.data.catalogue import DATA_SETS, labeled_sets
 from salcli.errors import ParamsError, SalError, did_you_mean, unknown_name
 from salcli.models.backbone_names import check_backbone_name
 from salcli.params_file import lookup, read_yaml, with_overrides
@@ -43,20 +43,31 @@ def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
     return items
 
 
-def _data_set(role: Literal["id", "ood"]) -> AfterValidator:
-    def check(name: str) -> str:
-        known = [entry.name for entry in DATA_SETS.values() if entry.role == role]
-        if name not in known:
-            raise ValueError(str(unknown_name(f"{role.upper()} set", name, known)))
-        return name
+def _labeled(name: str) -> str:
+    if name not in labeled_sets():
+        raise ValueError(str(unknown_name("ID set", name, labeled_sets())))
+    return name
 
-    return AfterValidator(check)
+
+def _known(name: str) -> str:
+    if name not in DATA_SETS:
+        raise ValueError(str(unknown_name("OOD set", name, DATA_SETS)))
+    return name
+
+
+def _not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    if info.data.get("id") in names:
+        raise ValueError(f"must not name the ID set, got {info.data['id']}")
+    return names
 
 
 def _device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", name):  # torch knows no larger numbers
         raise ValueError(str(unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])))
     return name
+
+
+OodSets = Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(strict=False)]
 
 
 def _backbone(name: str) -> str:
@@ -91,9 +102,9 @@ class DataParams(_Section):
     """What is ID, what is OOD, and how they are mixed."""
 
     root: Annotated[str, Field(min_length=1)]
-    id: Annotated[str, _data_set("id")]
-    ood: Annotated[tuple[Annotated[str, _data_set("ood")], ...], Field(strict=False), AfterValidator(_some_each_once)]
-    test_ood: Annotated[tuple[Annotated[str, _data_set("ood")], ...], Field(strict=False), AfterValidator(_each_once)]
+    id: Annotated[str, AfterValidator(_labeled)]
+    ood: Annotated[OodSets, AfterValidator(_some_each_once), AfterValidator(_not_the_id_set)]
+    test_ood: Annotated[OodSets, AfterValidator(_each_once), AfterValidator(_not_the_id_set)]
     image_size: Count
     channels: Literal[1, 2, 3]
     on_bad_image: Literal["fail", "skip"]

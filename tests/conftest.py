@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, quick_params: Params) -> Pat
         YAML().dump(with_overrides(read_yaml(REPOSITORY / "params.yaml"), QUICK), file)
     workspace = Workspace(root)
     for name in (quick_params.data.id, *quick_params.data.ood):
-        prepare.prepare_set(workspace, name)
+        prepare.prepare_set(workspace, quick_params.data, name)
     prepare.prepare_split(workspace, quick_params.data, SEED)
     for ood in quick_params.data.ood:
         prepare.prepare_wild(workspace, quick_params.data, ood, SEED)

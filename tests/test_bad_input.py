@@ -147,10 +147,16 @@ def test_a_table_before_any_evaluation_says_how_to_make_one(tmp_path: Path) -> N
     [
         (
             "filter --ood digits-89",
-            "no OOD set is called digits-89 (did you mean digits-8-9?); known: digits-8-9, photo-patches",
+            "no OOD set is called digits-89 (did you mean digits-8-9?); known: 300k-random, cifar10, ",
         ),
-        ("filter --ood digits-0-7", "no OOD set is called digits-0-7 (did you mean digits-8-9?)"),
-        ("filter --ood ''", "no OOD set is called ''; known: digits-8-9, photo-patches"),
+        ("filter --ood digits-0-7", "--ood digits-0-7: that is the ID set (data.id); name another one"),
+        ("filter --ood ''", "no OOD set is called ''; known: 300k-random, cifar10, "),
+        ("prepare --set data.ood=[digits-0-7]", "data.ood  must not name the ID set, got digits-0-7"),
+        ("prepare --set data.test_ood=[svhn,digits-0-7]", "data.test_ood  must not name the ID set, got digits-0-7"),
+        (
+            "prepare --set data.id=textures",
+            "data.id  no ID set is called textures; known: cifar10, cifar100, cifar100-first50, digits-0-7, ",
+        ),
         (
             "train-id --set model.backbone=small-cn",
             "model.backbone  must be 'small-cnn', got 'small-cn' (did you mean small-cnn?)",

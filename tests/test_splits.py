@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from salcli.artifacts.images import read_image_set
 from salcli.artifacts.layout import Workspace
 from salcli.artifacts.splits import WILD_TRUTH, read_id_split, read_ood_test, read_wild_source, read_wild_truth
 from salcli.data.catalogue import DATA_SETS
+from salcli.data.loading import load_source
 from salcli.data.photo_patches import WILD_PART, load_photo_patches
 from salcli.data.splits import largest_mixture, mix_wild, round_half_up, split_id, split_ood
 from salcli.errors import BadArtifactError, DataError
@@ -25,6 +29,12 @@ from salcli.params import Params
 from salcli.stages import evaluate, extract_grads, prepare, train_id, train_ood
 from salcli.stages import filter as filter_stage
 
+PINNED: dict[str, Any] = {
+    "images": ["da69e58d195cc7af", "979e21161cd4c802", "5bcf96981f52f159"],
+    "labels": "8ec70f5e2b70b029",
+    "splits": {0: ("68b01fc1d5009af6", "0eead3c54937846a"), 1: ("7f4fb1e72b867c3d", "9ca2bcec0e6b9349")},
+    "patches": "e3b09d8b17d70a03",
+}
 SHARES = {"train": 0.32, "calibration": 0.08, "wild": 0.4, "test": 0.2}
 
 
@@ -38,6 +48,57 @@ def test_the_id_parts_are_disjoint_complete_and_stratified(seed: int, sizes: lis
     for name, share in SHARES.items():
         for k, size in enumerate(sizes):
             assert abs((labels[parts[name]] == k).sum() - share * size) <= 1
+
+
+OFFICIAL_SHARES = {"train": 0.4, "calibration": 0.1, "wild": 0.5, "test": "official"}
+
+
+@given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(20, 60), min_size=2, max_size=5), data=st.data())
+def test_with_the_official_test_set_the_rest_is_dealt_class_by_class(
+    seed: int, sizes: list[int], data: st.DataObject
+) -> None:
+    order = np.random.default_rng(seed)
+    labels = order.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    n_test = [data.draw(st.integers(0 if k else 1, 9)) for k in range(len(sizes))]
+    is_test = np.zeros(len(labels), bool)
+    for k, n in enumerate(n_test):
+        is_test[order.permutation(np.flatnonzero(labels == k))[:n]] = True
+    parts = asdict(split_id(labels, OFFICIAL_SHARES, seed, is_test))
+    for one, other in combinations(parts.values(), 2):
+        assert not set(one) & set(other)
+    assert sorted(np.concatenate(list(parts.values()))) == list(range(len(labels)))
+    np.testing.assert_array_equal(parts["test"], np.flatnonzero(is_test))
+    for name in ("train", "calibration", "wild"):
+        for k, size in enumerate(sizes):
+            share = float(OFFICIAL_SHARES[name])
+            assert abs((labels[parts[name]] == k).sum() - share * (size - n_test[k])) <= 1
+
+
+@given(seed=st.integers(0, 1000), marks=st.lists(st.booleans(), min_size=80, max_size=80))
+def test_with_a_number_it_does_not_matter_what_an_image_was_published_for(seed: int, marks: list[bool]) -> None:
+    labels = np.arange(80) % 2
+    with_marks, without = split_id(labels, SHARES, seed, np.array(marks)), split_id(labels, SHARES, seed)
+    for name, part in asdict(without).items():
+        np.testing.assert_array_equal(part, asdict(with_marks)[name])
+
+
+@pytest.mark.parametrize("is_test", [None, np.zeros(40, bool), np.ones(40, bool)])
+def test_an_official_test_set_that_is_not_there_is_refused_with_the_cure(is_test: np.ndarray | None) -> None:
+    with pytest.raises(DataError, match=r"no official split .* give data.id_shares.test a number, such as 0.2"):
+        split_id(np.arange(40) % 2, OFFICIAL_SHARES, 0, is_test)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=50))
+def test_ood_sets_with_a_part_for_tests_are_split_by_it(marks: list[bool]) -> None:
+    if len(set(marks)) == 1:
+        with pytest.raises(
+            DataError, match=f"of {len(marks)} OOD images, {'all' if marks[0] else 'none'} are for test"
+        ):
+            split_ood(len(marks), np.array(marks), 0.5, 0)
+        return
+    parts = split_ood(len(marks), np.array(marks), 0.5, 0)
+    assert [i in parts.test for i in range(len(marks))] == marks
+    assert [i in parts.wild for i in range(len(marks))] == [not mark for mark in marks]
 
 
 def test_a_class_too_small_for_a_part_is_named() -> None:
@@ -107,14 +168,33 @@ def test_shrinking_is_the_mean_over_equal_areas() -> None:
     np.testing.assert_array_equal(module._shrink(square), np.rint(repeated))
 
 
-@pytest.mark.parametrize("name", DATA_SETS)
-def test_no_image_of_a_set_stands_in_two_sets_with_other_roles(name: str) -> None:
+BUILT_IN = [name for name, entry in DATA_SETS.items() if not entry.files]
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations(BUILT_IN, 2)])
+def test_no_image_stands_in_two_sets(one: str, other: str, tmp_path: Path) -> None:
     """Not only indices are disjoint: so are the images of ID and OOD sets."""
-    own = DATA_SETS[name]
-    images = {image.tobytes() for image in own.load().images}
-    for other in DATA_SETS.values():
-        if other.role != own.role:
-            assert not images & {image.tobytes() for image in other.load().images}
+    images = [{image.tobytes() for image in load_source(name, tmp_path).pictures} for name in (one, other)]
+    assert not images[0] & images[1]
+
+
+def digest(*arrays: np.ndarray) -> str:
+    content = b"".join(f"{array.dtype}, {array.shape}".encode() + array.tobytes() for array in arrays)
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def test_the_sets_and_splits_that_stored_results_rest_on_are_still_the_same(tmp_path: Path) -> None:
+    """dvc.lock and the README's table were made with them."""
+    sets = {name: load_source(name, tmp_path) for name in ("digits-0-7", "digits-8-9", "photo-patches")}
+    labels = sets["digits-0-7"].labels
+    assert labels is not None
+    assert [digest(np.asarray(images.pictures)) for images in sets.values()] == PINNED["images"]
+    assert digest(labels) == PINNED["labels"]
+    for seed, (id_digest, ood_digest) in PINNED["splits"].items():
+        assert digest(*asdict(split_id(labels, SHARES, seed)).values()) == id_digest
+        assert digest(*asdict(split_ood(354, None, 0.7, seed)).values()) == ood_digest
+    patches = split_ood(2000, sets["photo-patches"].is_test, 0.7, 0)
+    assert digest(patches.wild, patches.test) == PINNED["patches"]
 
 
 def test_patches_are_the_same_each_time() -> None:

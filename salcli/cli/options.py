@@ -15,7 +15,7 @@ OVERRIDE = "Overrides of params.yaml (the outcome goes to scratch/)"
 def _known_ood_sets() -> list[str]:
     from salcli.data.catalogue import DATA_SETS
 
-    return [name for name, entry in DATA_SETS.items() if entry.role == "ood"]
+    return list(DATA_SETS)
 
 
 ParamsFile = Annotated[

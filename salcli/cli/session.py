@@ -13,7 +13,7 @@ from salcli.artifacts.layout import SCRATCH, Workspace
 from salcli.cli.launcher import launch
 from salcli.cli.options import PARAMS_YAML
 from salcli.data.catalogue import DATA_SETS
-from salcli.errors import UsageMistakeError, unknown_name
+from salcli.errors import ParamsError, UsageMistakeError, unknown_name
 from salcli.params import Params, load_params
 from salcli.params_file import parse_assignment
 from salcli.ranks import world_size
@@ -67,8 +67,8 @@ class Session:
             launch(params.launcher)
         elif world_size() > 1:
             raise UsageMistakeError("this command runs in one process; start it without torchrun")
-        ood_sets = _known_ood(ood) or params.data.ood
-        unseen_sets = _known_ood(unseen) or params.data.test_ood
+        ood_sets = _known_ood("--ood", ood, params) or params.data.ood
+        unseen_sets = _known_ood("--unseen", unseen, params) or params.data.test_ood
         seeds = tuple(dict.fromkeys(seed or params.seeds))
         is_scratch = scratch or any(override.key not in NOT_A_RESULT for override in changed)
         _announce(changed, params_file, is_scratch)
@@ -136,9 +136,10 @@ def _say(line: str, style: str, **options: Any) -> None:
     console.print(line, style=style, highlight=False, markup=False, **options)
 
 
-def _known_ood(names: list[str] | None) -> tuple[str, ...]:
-    known = [name for name, entry in DATA_SETS.items() if entry.role == "ood"]
+def _known_ood(option: str, names: list[str] | None, params: Params) -> tuple[str, ...]:
     for name in names or []:
-        if name not in known:
-            raise unknown_name("OOD set", name, known)
+        if name not in DATA_SETS:
+            raise unknown_name("OOD set", name, DATA_SETS)
+        if name == params.data.id:
+            raise ParamsError(f"{option} {name}: that is the ID set (data.id); name another one")
     return tuple(dict.fromkeys(names or []))

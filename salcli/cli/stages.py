@@ -63,16 +63,18 @@ def prepare(
     wanted = set(PreparePart) if part is PreparePart.everything else {part}
     done = []
     if PreparePart.id_set in wanted:
-        done.append(stage.prepare_set(workspace, data.id))
+        done.append(stage.prepare_set(workspace, data, data.id, session.progress))
     if PreparePart.ood_set in wanted:
-        done += [stage.prepare_set(workspace, name) for name in session.ood_sets]
+        done += [stage.prepare_set(workspace, data, name, session.progress) for name in session.ood_sets]
     if PreparePart.unseen_set in wanted:
-        done += [stage.prepare_unseen_set(workspace, name) for name in session.unseen_sets]
+        done += [stage.prepare_unseen_set(workspace, data, name, session.progress) for name in session.unseen_sets]
     if PreparePart.id_split in wanted:
         done += [stage.prepare_split(workspace, data, one_seed) for one_seed in session.seeds]
     if PreparePart.wild in wanted:
         done += [stage.prepare_wild(workspace, data, *experiment) for experiment in session.experiments()]
     console.print(prepared_table(done))
+    for note in filter(None, (result.note for result in done)):
+        console.print(note, style="yellow", highlight=False, markup=False)
     written = [path for result in done for path in result.written]
     if PreparePart.wild in wanted:
         session.finish(written, "salcli train-id", takes=("--seed",))

@@ -23,7 +23,7 @@ def load_photo_patches() -> ImageSet:
     rng = np.random.default_rng(20240116)
     for_wild = np.arange(N_PATCHES) < WILD_PART * N_PATCHES
     patches = [_patch(photographs[i % len(photographs)], rng, left=bool(for_wild[i])) for i in range(N_PATCHES)]
-    return ImageSet(np.stack(patches)[:, None], region=for_wild)
+    return ImageSet(np.stack(patches)[:, None], is_test=~for_wild)
 
 
 def _patch(photo: np.ndarray, rng: np.random.Generator, *, left: bool) -> np.ndarray:

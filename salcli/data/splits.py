@@ -27,6 +27,10 @@ class IdSplit:
     test: Index
 
 
+ALL_PARTS = [field.name for field in fields(IdSplit)]
+OFFICIAL = "official"
+
+
 @dataclass(frozen=True)
 class OodSplit:
     """Two disjoint parts of the OOD data."""
@@ -43,29 +47,54 @@ class WildMixture:
     is_ood: NDArray[np.bool_]
 
 
-def split_id(labels: Index, shares: Mapping[str, float], seed: int) -> IdSplit:
-    """Deal the samples of every class to the four parts, in the given shares."""
-    names = [field.name for field in fields(IdSplit)]
+def split_id(
+    labels: Index, shares: Mapping[str, float | str], seed: int, is_test: NDArray[np.bool_] | None = None
+) -> IdSplit:
+    """Deal the samples of every class to the four parts, in the given shares.
+
+    Where the test share is `official`, the images that were published for testing are the test, and the rest is dealt
+    to the other three parts. With a number, it does not matter what an image was published for.
+    """
+    if shares["test"] != OFFICIAL:
+        names, test, dealt = ALL_PARTS, [], np.arange(len(labels))
+    elif is_test is None or not is_test.any() or is_test.all():
+        raise DataError(
+            "the ID set has no official split into training and test images; "
+            "give data.id_shares.test a number, such as 0.2, and let all four shares add up to 1"
+        )
+    else:
+        names, test, dealt = ALL_PARTS[:-1], [np.flatnonzero(is_test)], np.flatnonzero(~is_test)
+    parts = _deal(labels, dealt, {name: float(shares[name]) for name in names}, seed)
+    return IdSplit(*parts, *test)
+
+
+def _deal(labels: Index, dealt: Index, shares: Mapping[str, float], seed: int) -> list[Index]:
+    """The samples `dealt`, class by class, to parts of the given shares."""
     rng = generator(seed, "split-id")
-    cuts = np.cumsum([shares[name] for name in names])[:-1]
-    dealt: list[list[Index]] = [[] for _ in names]
+    cuts = np.cumsum(list(shares.values()))[:-1]
+    parts: list[list[Index]] = [[] for _ in shares]
     for k in np.unique(labels):
-        own = rng.permutation(np.flatnonzero(labels == k))
-        for part, members in zip(dealt, np.split(own, np.rint(cuts * len(own)).astype(int)), strict=True):
+        own = rng.permutation(dealt[labels[dealt] == k])
+        for part, members in zip(parts, np.split(own, np.rint(cuts * len(own)).astype(int)), strict=True):
             part.append(members)
-        empty = [name for name, part in zip(names, dealt, strict=True) if len(part[-1]) == 0]
+        empty = [name for name, part in zip(shares, parts, strict=True) if len(part[-1]) == 0]
         if empty:
             raise DataError(
                 f"class {k} has {len(own)} images, too few to give some to {', '.join(empty)}; "
                 "raise its share in data.id_shares or add images"
             )
-    return IdSplit(*(np.sort(np.concatenate(part)) for part in dealt))
+    return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def split_ood(n: int, region: NDArray[np.bool_] | None, wild_share: float, seed: int) -> OodSplit:
-    """By the set's own regions where it has them, else at random."""
-    if region is not None:
-        return OodSplit(np.flatnonzero(region), np.flatnonzero(~region))
+def split_ood(n: int, is_test: NDArray[np.bool_] | None, wild_share: float, seed: int) -> OodSplit:
+    """By what the set itself keeps for tests, else at random."""
+    if is_test is not None and (is_test.all() or not is_test.any()):
+        raise DataError(
+            f"of {n} OOD images, {'all' if is_test.all() else 'none'} are for testing; "
+            "give some to each side, or leave the official split out"
+        )
+    if is_test is not None:
+        return OodSplit(np.flatnonzero(~is_test), np.flatnonzero(is_test))
     order = generator(seed, "split-ood").permutation(n)
     n_wild = round(wild_share * n)
     if not 0 < n_wild < n:

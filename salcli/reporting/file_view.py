@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+BYTES_AT_ONCE = 2**26
+
 
 def file_view(path: Path, top: int) -> Group:
     """Look at the content, not at the name."""
@@ -111,11 +113,12 @@ def _facts(facts: dict[str, Any]) -> Table:
 
 
 def _extremes(dataset: h5py.Dataset) -> tuple[str, str]:
-    if dataset.size == 0 or dataset.dtype == bool:
+    if dataset.size == 0 or dataset.dtype.kind not in "iuf":
         return "", ""
-    rows = range(0, len(dataset), 65_536)
-    chunks = [(dataset[start : start + 65_536].min(), dataset[start : start + 65_536].max()) for start in rows]
-    return f"{min(low for low, _ in chunks):.4g}", f"{max(high for _, high in chunks):.4g}"
+    step = max(1, BYTES_AT_ONCE * len(dataset) // (dataset.size * dataset.dtype.itemsize))
+    chunks = (dataset[start : start + step] for start in range(0, len(dataset), step))
+    lows, highs = zip(*((chunk.min(), chunk.max()) for chunk in chunks), strict=True)
+    return f"{min(lows):.4g}", f"{max(highs):.4g}"
 
 
 def _top_candidates(file: h5py.File, top: int) -> Table:

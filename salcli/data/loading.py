@@ -1,0 +1,67 @@
+"""Find a data set below the root of all data: one's own folder or .npz first, then the files as they are published."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from salcli.data.array_files import read_npz
+from salcli.data.catalogue import data_set
+from salcli.data.image_folder import read_folder
+from salcli.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from salcli.data.catalogue import DataSet
+    from salcli.data.image_set import Source
+
+
+def load_source(name: str, root: Path) -> Source:
+    """The set, not decoded yet."""
+    entry = data_set(name)
+    try:
+        source = _load(entry, root)
+    except OSError as error:
+        where = error.filename or root
+        raise DataError(f"{name}: {where} cannot be read ({error.strerror}); mend that, or move it away") from None
+    return source if entry.labeled else source.unlabeled()
+
+
+def _load(entry: DataSet, root: Path) -> Source:
+    folder, archive = root / entry.name, root / f"{entry.name}.npz"
+    names = (
+        {path.name for path in root.iterdir()} if root.is_dir() else set()
+    )  # exact: iSUN/ is not isun/, on any file system
+    has_folder, has_archive = folder.name in names, archive.name in names
+    if has_folder and has_archive:
+        raise DataError(f"both {folder} and {archive} stand for {entry.name}; keep one of them")
+    if has_folder:
+        return read_folder(folder, labeled=entry.labeled)
+    if has_archive:
+        return read_npz(archive, labeled=entry.labeled)
+    if entry.part_of:
+        return _classes(load_source(entry.part_of, root), entry)
+    missing = [name for name in entry.files if not (root / name).exists()]
+    if missing:
+        raise DataError(
+            f"{entry.name} is not there: looked for {', '.join(missing)}, {folder.name}/ and {archive.name} in {root}; "
+            f"get it with: salcli data fetch {entry.name}, or put a folder or .npz file of your own there"
+        )
+    return entry.load(root)
+
+
+def _classes(whole: Source, entry: DataSet) -> Source:
+    """Some classes of a set, numbered from 0."""
+    first, last = entry.classes[0], entry.classes[-1]
+    if whole.labels is None or last >= len(whole.class_names):
+        raise DataError(
+            f"{entry.name} is classes {first} to {last} of {entry.part_of}, "
+            f"but what stands for that has {len(whole.class_names)} classes"
+        )
+    chosen = whole.take(np.flatnonzero((whole.labels >= first) & (whole.labels <= last)))
+    assert chosen.labels is not None
+    return type(whole)(
+        chosen.pictures, chosen.labels - first, whole.class_names[first : last + 1], chosen.is_test, whole.fit
+    )
