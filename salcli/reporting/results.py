@@ -67,7 +67,9 @@ class Results:
     @classmethod
     def from_folder(cls, folder: Path, only: Collection[tuple[str, str, int]] | None = None) -> Results:
         """Every metrics.json below folder/SEED/OOD/, or `only` those of some OOD sets (wild, tested) and seeds."""
-        runs, counts, n_left_out = [], [], 0
+        runs: list[dict[str, Any]] = []
+        counts: list[tuple[_Place, dict[str, int]]] = []
+        n_left_out = 0
         own_tests, unseen = folder.glob("*/*/metrics.json"), folder.glob(f"*/*/{layout.UNSEEN}/*/metrics.json")
         for path in [*sorted(own_tests), *sorted(unseen)]:
             place = _Place.of_file(path.relative_to(folder))
