@@ -27,15 +27,18 @@ def lay_out(root: Path, names: Iterable[str], n_per_class: int = 24, seed: int =
     root.mkdir(parents=True, exist_ok=True)
     for place, name in enumerate(dict.fromkeys(names)):
         if name in WRITERS:
-            WRITERS[name](root, Recipe(n_per_class, np.random.default_rng((seed, place))))
+            WRITERS[name](
+                root, Recipe(n_per_class, np.random.default_rng((seed, place)), 1000 * [*WRITERS].index(name))
+            )
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How many images, and what randomness."""
+    """How many images, what randomness, and what they look like: no set looks like another one."""
 
     n_per_class: int
     rng: np.random.Generator
+    looks: int
 
     def labeled(self, n_classes: int, n: int, size: int = 32, channels: int = 3) -> tuple[NDArray[Any], NDArray[Any]]:
         """n images of each class, shuffled: each class has its colour and its stripes. n, H, W, C."""
@@ -44,7 +47,7 @@ class Recipe:
 
     def image(self, k: int, size: int = 32, channels: int = 3) -> NDArray[np.uint8]:
         """H, W, C. The class decides colour, period and direction, so that a small network can learn it."""
-        look = np.random.default_rng(k)
+        look = np.random.default_rng(self.looks + k)
         colour, slope = look.uniform(60, 195, channels), look.uniform(-1, 1, 2)
         rows, columns = np.mgrid[:size, :size]
         wave = np.sin((rows * slope[0] + columns * slope[1]) * (1 + k % 3) / 2 + self.rng.uniform(0, 1))
@@ -123,13 +126,13 @@ def pictures(folder: str, suffix: str, size: int, n_folders: int = 1) -> Callabl
         for i in range(10 * recipe.n_per_class):
             path = root / folder / f"part_{i % n_folders}" / f"image_{i:04}{suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(recipe.image(200 + i % 7, size)).save(path)
+            Image.fromarray(recipe.image(i % 7, size)).save(path)
 
     return write
 
 
 def random_images(root: Path, recipe: Recipe) -> None:
-    images = [recipe.image(300 + i) for i in range(10 * recipe.n_per_class)]
+    images = [recipe.image(i) for i in range(10 * recipe.n_per_class)]
     np.save(root / "300K_random_images.npy", np.stack(images))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -250,3 +251,15 @@ def test_the_table_shows_what_was_skipped(
     assert result.exit_code == 0, result.output
     assert "images 4  classes 2  skipped 3" in result.output
     assert "cifar10/a/empty.png (it is empty)" in " ".join(result.output.split())
+
+
+def test_names_that_are_no_text_are_kept_and_can_be_shown(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    lay(root / "cifar10", "a/1.png", os.fsdecode(b"b\xff/1.png"))
+    params = data_params(root, image_size=SIZE, on_bad_image="skip")
+    assert prepared(tmp_path, params, "cifar10").class_names == ("a", os.fsdecode(b"b\xff"))
+    (root / "cifar10" / "a" / os.fsdecode(b"\xff.png")).write_bytes(b"")
+    done = prepare.prepare_set(Workspace(tmp_path / "workspace"), params, "cifar10")
+    assert done.note == "cifar10 without cifar10/a/\ufffd.png (it is empty)"
+    with pytest.raises(DataError, match="a/\ufffd\\.png cannot be decoded: it is empty"):
+        prepare.prepare_set(Workspace(tmp_path), data_params(root, image_size=SIZE), "cifar10")

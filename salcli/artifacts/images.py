@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def read_image_set(found: Found) -> ImageSet:
         image_set = ImageSet(
             images=_open_images(found.path, file["images"]),
             labels=np.asarray(file["labels"]) if "labels" in file else None,
-            class_names=tuple(name.decode() for name in file.get("class_names", ())),
+            class_names=tuple(os.fsdecode(name) for name in file.get("class_names", ())),
             is_test=np.asarray(file["is_test"]) if "is_test" in file else None,
         )
         _check_lengths(image_set)
@@ -113,7 +114,7 @@ def _write_rest(file: h5py.File, rest: Description) -> None:
         if array is not None:
             file.create_dataset(name, data=array)
     if rest.class_names:  # no attribute: those may not be longer than 64 kB
-        file.create_dataset("class_names", data=np.array([name.encode() for name in rest.class_names]))
+        file.create_dataset("class_names", data=np.array([os.fsencode(name) for name in rest.class_names]))
     file.attrs["about"] = json.dumps({**rest.made_with, "name": rest.name}, sort_keys=True)
 
 

@@ -83,11 +83,16 @@ def decode(source: Source, shape: Shape, task: Task, *, skip_bad: bool) -> Gener
             if block.bad and not skip_bad:
                 path, reason = block.bad[0]
                 raise DataError(
-                    f"{path} cannot be decoded: {reason}; replace or remove it, or leave such files out with "
-                    "data.on_bad_image: skip"
+                    f"{printable(path)} cannot be decoded: {reason}; replace or remove it, or leave such files out "
+                    "with data.on_bad_image: skip"
                 )
             task.advance(stop - start)
             yield Block(block.images, block.index + start, block.bad)
+
+
+def printable(path: Path) -> str:
+    """A file's name need not be text; what is none in it is shown as �."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def _from_array(images: NDArray[Any], source: Source, shape: Shape, pool: ThreadPoolExecutor) -> Block:

@@ -17,7 +17,7 @@ from salcli.artifacts.splits import (
     write_wild_mixture,
     write_wild_truth,
 )
-from salcli.data.decoding import Shape, check_shape, decode, dtype_of
+from salcli.data.decoding import Shape, check_shape, decode, dtype_of, printable
 from salcli.data.loading import load_source
 from salcli.data.root import data_root
 from salcli.data.splits import mix_wild, split_id, split_ood
@@ -126,7 +126,7 @@ class _Decoded:
         return f"{self.name} without {', '.join(shown)}{more}"
 
     def _bad_names(self) -> list[tuple[str, str]]:
-        return [(str(path.relative_to(self.root)), reason) for path, reason in self.bad]
+        return [(printable(path.relative_to(self.root)), reason) for path, reason in self.bad]
 
 
 def _check_classes(name: str, source: Source) -> None:
