@@ -14,10 +14,11 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from salcli.artifacts.atomic import write_text
+from salcli.data.root import data_root
 from salcli.errors import ProjectError, StorageError
+from salcli.fetching.fetch import status
 from salcli.params import load_params
 from salcli.params_file import edited, read_yaml
-from salcli.presets.set_facts import has_to_be_fetched
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 PARAMS, PIPELINE = "params.yaml", "dvc.yaml"
 DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n"
-TEMPLATES = files("salcli") / "templates"
+TEMPLATES = files("salcli") / "templates"  # not called dvc.yaml there: DVC would take it for a pipeline of its own
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def create(
         if values:
             load_params(folder / PARAMS)  # what the preset holds is known to be valid; what the user sets is not
         project = Project(folder, steps.made, steps.kept, _missing_sets(folder))
-        steps.write(PIPELINE, _template("dvc.yaml"), overwrite=True)
+        steps.write(PIPELINE, _template("pipeline.yaml"), overwrite=True)
         steps.write(".gitignore", _template("gitignore"))
         steps.write("README.md", _readme(project, preset))
         steps.make_folder(folder / "data")
@@ -151,7 +152,8 @@ def _missing_sets(folder: Path) -> list[str]:
     """Data sets that params.yaml names and that have to be fetched."""
     data = read_yaml(folder / PARAMS)["data"]
     names = dict.fromkeys([data["id"], *data["ood"], *data["test_ood"]])
-    return [name for name in names if has_to_be_fetched(name) and not (folder / data["root"] / name).exists()]
+    root = data_root(params_root=data["root"], workspace=folder)
+    return [name for name in names if status(name, root) != "here"]
 
 
 def _readme(project: Project, preset: Preset) -> str:

@@ -1,4 +1,4 @@
-"""Dependencies point one way: cli → reporting, stages → data, models, training, artifacts → sal, rivals, metrics."""
+"""Dependencies point one way: cli → reporting → stages → training, compute, artifacts → data, models → sal, rivals."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Lower layers know nothing of higher ones. A module's layer is that of its folder or file.
 LAYERS = [
-    {"errors", "seeding", "progress", "metrics_convention", "params_file"},
+    {"errors", "seeding", "progress", "metrics_convention", "params_file", "ranks", "source"},
     {"sal", "rivals", "metrics"},
-    {"data", "models", "devices"},
-    {"artifacts", "training", "inference", "params", "presets", "paper"},
+    {"data", "models"},
+    {"fetching", "compute", "artifacts", "training", "inference", "params", "presets", "paper"},
     {"stages", "project"},
     {"reporting"},
     {"cli"},

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from salcli.data import archives
-from salcli.data.archive_kinds import Tar
-from salcli.data.archives import archive_kind, unpack
 from salcli.errors import DataError, StorageError
+from salcli.fetching import archives
+from salcli.fetching.archive_kinds import Tar
+from salcli.fetching.archives import archive_kind, unpack
 from salcli.progress import Silent
 
 if TYPE_CHECKING:

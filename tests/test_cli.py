@@ -52,8 +52,9 @@ def process(*command: str, cwd: Path | None = None, **environment: str) -> subpr
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Every file with its content."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    """Every file with its content; what an unfinished training keeps to go on from does not count."""
+    paths = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pt"]
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
 def write_params(root: Path, overrides: dict[str, object]) -> None:

@@ -142,16 +142,16 @@ def test_a_batch_is_mirrored_and_shifted_as_each_image_would_be(device: torch.de
 
 
 def test_augmentation_draws_every_shift_and_both_sides_evenly() -> None:
-    corner = torch.zeros(20_000, 1, 9, 9, dtype=torch.uint8)
-    corner[:, :, 4, 3] = 255  # one pixel, left of the middle
-    changed = Augmentation("flip-crop", torch.Generator().manual_seed(0))(corner)
-    place = changed.flatten(1).argmax(1)
-    rows, columns = place // 9, place % 9
-    assert set(rows.tolist()) == set(range(9))
-    shares = torch.bincount(rows, minlength=9) / 20_000
-    assert (shares - 1 / 9).abs().max() < 0.01  # 4.5 standard deviations
-    on_the_left = (columns + 0.0).mean()
-    assert abs(float(on_the_left) - 4) < 0.1  # 3 and, mirrored, 5, evenly; cut off at neither side
+    dot = torch.zeros(20_000, 1, 11, 11, dtype=torch.uint8)
+    dot[:, :, 5, 4] = 255  # one pixel, left of the middle, that no shift can push out
+    place = Augmentation("flip-crop", torch.Generator().manual_seed(0))(dot).flatten(1).argmax(1)
+    rows, columns = place // 11, place % 11
+    shares = torch.bincount(rows, minlength=11) / 20_000
+    assert (shares[1:10] - 1 / 9).abs().max() < 0.01  # 4.5 standard deviations
+    assert shares[0] == shares[10] == 0
+    # columns 0 to 8 as it was, 2 to 10 mirrored
+    expected = torch.tensor([1, 1, 2, 2, 2, 2, 2, 2, 2, 1, 1]) / 18
+    assert (torch.bincount(columns, minlength=11) / 20_000 - expected).abs().max() < 0.01
 
 
 def test_no_augmentation_draws_nothing() -> None:

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from web import Web, serving
 
 from salcli.cli import app
-from salcli.data import downloads
-from salcli.data.downloads import SOURCES
 from salcli.data.root import data_root, params_data_root
-from salcli.data.source import DataSource, RemoteFile
 from salcli.errors import ParamsError
+from salcli.fetching import registry
+from salcli.fetching.data_source import DataSource, RemoteFile
+from salcli.fetching.registry import SOURCES
 from salcli.reporting import progress as progress_module
 from salcli.reporting.data_table import data_table
 from salcli.reporting.progress import ConsoleProgress
@@ -117,7 +117,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
             for name in ("small", "rotten")
         ]
         monkeypatch.setattr(
-            downloads, "SOURCES", {"digits-8-9": SOURCES["digits-8-9"]} | {one.name: one for one in sets}
+            registry, "SOURCES", {"digits-8-9": SOURCES["digits-8-9"]} | {one.name: one for one in sets}
         )
         yield running
 
@@ -128,7 +128,7 @@ def test_fetch_says_one_line_for_each_set(web: Web, tmp_path: Path) -> None:
     assert first.exit_code == 0
     assert first.stdout.splitlines() == [
         f"small: fetched: {root / 'small'}",
-        "digits-8-9: inside scikit-learn, nothing to fetch",
+        "digits-8-9: comes with salcli, nothing to fetch",
     ]
     assert (root / "small").read_bytes() == b"content"
     assert salcli("fetch", "small", "--root", str(root)).stdout == f"small: here already: {root / 'small'}\n"
@@ -167,7 +167,7 @@ def test_ctrl_c_says_that_the_beginning_is_kept(web: Web, tmp_path: Path, monkey
     def interrupted(*_: object, **__: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("salcli.data.fetch.download", interrupted)
+    monkeypatch.setattr("salcli.fetching.fetch.download", interrupted)
     run = salcli("fetch", "small", "--root", str(tmp_path))
     assert run.exit_code == 130
     assert "what has arrived is kept: the same command goes on from there" in run.stdout

@@ -17,12 +17,12 @@ from pytorch_ood.dataset.img import LSUNCrop, LSUNResize, TinyImageNetCrop, Tiny
 from torchvision import datasets
 from web import Web, serving
 
-from salcli.data import downloads
 from salcli.data.catalogue import DATA_SETS
-from salcli.data.downloads import SOURCES, data_source
-from salcli.data.fetch import fetch
-from salcli.data.source import DataSource
 from salcli.errors import UnknownNameError
+from salcli.fetching import registry
+from salcli.fetching.data_source import DataSource
+from salcli.fetching.fetch import fetch
+from salcli.fetching.registry import SOURCES, data_source
 
 WEB = [source for source in SOURCES.values() if not source.is_embedded]
 
@@ -33,7 +33,7 @@ def written(source: DataSource) -> list[tuple[str, str, str | None]]:
 
 def test_every_set_of_the_paper_and_more_is_known() -> None:
     assert set(SOURCES) == {
-        *("digits-0-7", "digits-8-9", "photo-patches"),
+        *("digits-0-7", "digits-8-9", "photo-patches", "gaussians-2d", "ring-2d", "cluster-2d"),
         *("cifar10", "cifar100", "cifar100-first50", "cifar100-last50", "fashion-mnist", "mnist"),
         *("svhn", "textures", "places365", "lsun-c", "lsun-r", "isun", "tin-crop", "tin-resize", "300k-random"),
     }
@@ -57,9 +57,20 @@ def test_an_entry_is_complete(source: DataSource) -> None:
 
 @pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.is_embedded])
 def test_embedded_sets_have_as_many_images_as_it_says(name: str) -> None:
-    images = DATA_SETS[name].load().images
-    assert len(images) == SOURCES[name].n_images
-    assert SOURCES[name].size == f"{images.shape[2]}×{images.shape[3]} gray"
+    source = DATA_SETS[name].load(Path())
+    assert isinstance(source.pictures, np.ndarray)
+    assert len(source) == SOURCES[name].n_images
+    height, width = source.pictures.shape[2:]
+    assert SOURCES[name].size == ("point" if height == 1 else f"{height}×{width} gray")
+    if SOURCES[name].n_test:
+        assert source.is_test is not None
+        assert source.is_test.sum() == SOURCES[name].n_test
+
+
+def test_every_set_of_the_catalogue_is_listed_and_has_its_role() -> None:
+    assert set(SOURCES) == set(DATA_SETS)
+    for name, entry in DATA_SETS.items():
+        assert (SOURCES[name].role != "ood") == entry.labeled, name
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("cifar10", datasets.CIFAR10), ("cifar100", datasets.CIFAR100)])
@@ -140,7 +151,7 @@ def fetch_small(name: str, root: Path, files: dict[str, bytes], monkeypatch: pyt
             )
             for file in SOURCES[name].files
         )
-        monkeypatch.setattr(downloads, "SOURCES", {name: replace(SOURCES[name], files=ours)})
+        monkeypatch.setattr(registry, "SOURCES", {name: replace(SOURCES[name], files=ours)})
         assert [done.outcome for done in fetch([name], root)] == ["fetched"]
 
 

@@ -20,12 +20,12 @@ from urllib.error import URLError
 import pytest
 from web import Web, serving
 
-from salcli.data import downloads, transfer
-from salcli.data.download import download
-from salcli.data.downloads import SOURCES
-from salcli.data.fetch import fetch, stand_in, status
-from salcli.data.source import DataSource, RemoteFile
 from salcli.errors import FetchError, UnknownNameError
+from salcli.fetching import registry, transfer
+from salcli.fetching.data_source import DataSource, RemoteFile
+from salcli.fetching.download import download
+from salcli.fetching.fetch import fetch, stand_in, status
+from salcli.fetching.registry import SOURCES
 from salcli.progress import Silent
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ def test_a_killed_download_goes_on_where_it_was(web: Web, tmp_path: Path) -> Non
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from salcli.data.download import download\n"
-        "from salcli.data.source import RemoteFile\n"
+        "from salcli.fetching.download import download\n"
+        "from salcli.fetching.data_source import RemoteFile\n"
         "class Slow:\n"
         "    def advance(self, n, **values):\n"
         "        print('some', flush=True); time.sleep(60)\n"
@@ -336,7 +336,7 @@ def two_sets(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     first = DataSource("first", "First", *facts, (remote(web, "a.tar.gz"),), provides=("A/one", "A/two"))
     pair = (remote(web, "x.gz"), remote(web, "y.gz"))
     second = DataSource("second", "Second", *facts, pair, folder="S/raw", provides=("S/raw/x", "S/raw/y"))
-    monkeypatch.setattr(downloads, "SOURCES", {"first": first, "second": second, "digits-0-7": SOURCES["digits-0-7"]})
+    monkeypatch.setattr(registry, "SOURCES", {"first": first, "second": second, "digits-0-7": SOURCES["digits-0-7"]})
     return web
 
 
@@ -401,9 +401,9 @@ def test_wrong_names_are_known_before_the_first_byte(two_sets: Web, tmp_path: Pa
 
 def test_an_archive_without_what_it_should_hold_is_an_error(two_sets: Web, tmp_path: Path) -> None:
     content = tar_gz(B__one=b"1")
-    first = downloads.SOURCES["first"]
+    first = registry.SOURCES["first"]
     two_sets.files["a.tar.gz"] = content
-    downloads.SOURCES["first"] = replace(first, files=(replace(first.files[0], checksum=md5(content)),))
+    registry.SOURCES["first"] = replace(first, files=(replace(first.files[0], checksum=md5(content)),))
     with pytest.raises(FetchError, match="is not among them"):
         list(fetch(["first"], tmp_path))
 

@@ -77,7 +77,7 @@ def test_a_changed_source_file_changes_the_stages_that_import_it(tmp_path: Path,
 
 
 def test_an_initialised_folder_has_the_same_pipeline() -> None:
-    template = REPOSITORY / "salcli" / "templates" / "dvc.yaml"
+    template = REPOSITORY / "salcli" / "templates" / "pipeline.yaml"
     assert template.read_bytes() == (REPOSITORY / "dvc.yaml").read_bytes()
 
 

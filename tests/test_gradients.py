@@ -95,12 +95,12 @@ def test_the_stored_gradients_are_those_of_the_trained_network(
     """With the true label for ID data, with the predicted one for wild data."""
     network = read_network(workspace.find(layout.classifier(SEED)), Classifier).eval()
     if what == "wild":
-        images = wild_images(workspace, quick_params.data.id, OOD, SEED)[:24]
+        images = wild_images(workspace, quick_params.data.id, OOD, SEED).read(slice(24))
         label = network(images).argmax(1)
         place = layout.wild_gradients(OOD, SEED)
     else:
         samples = id_images(workspace, quick_params.data.id, what, SEED)
-        images, label = samples.images[:24], samples.labels[:24]
+        images, label = samples.images.read(slice(24)), samples.labels[:24]
         place = layout.id_gradients(what, SEED)
 
     def loss(weight: Tensor, image: Tensor, label: Tensor) -> Tensor:

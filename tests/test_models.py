@@ -213,6 +213,12 @@ def test_the_perceptron_is_two_layers_on_two_coordinates() -> None:
 # --- the contract of features and head
 
 
+def outputs(network: Classifier, images: Tensor) -> tuple[Tensor, ...]:
+    """Class logits, and the OOD logit of a network that has one."""
+    result = network(images)
+    return (result,) if isinstance(result, Tensor) else result
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -230,10 +236,12 @@ def test_the_head_is_linear_in_the_features(name: str, shape: tuple[int, ...], k
     images = random_images(3, *shape)
     features = network.features(images)
     assert features.shape == (3, network.n_features)
-    assert torch.equal(network.head(features), network(images))
-    assert network(images).shape == (3, 5)
-    assert torch.equal(network(images.float()), network(images))
-    network.train()(images).sum().backward()
+    logits, *further = outputs(network, images)
+    assert torch.equal(network.head(features), logits)
+    assert logits.shape == (3, 5)
+    assert [output.shape for output in further] == ([(3,)] if kind is OodClassifier else [])
+    assert torch.equal(outputs(network, images.float())[0], logits)
+    outputs(network.train(), images)[0].sum().backward()
     assert all(parameter.grad is not None for parameter in network.head.parameters())
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in network.parameters() if p.ndim == 4)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_compute import compute_with
 from torch import Tensor
 
+from salcli.compute.image_rows import ImageRows
 from salcli.sal.gradients import last_layer_residual
 from salcli.sal.objective import binary_sigmoid_risk, sal_objective
-from salcli.stages.train_ood import EndlessBatches
+from salcli.stages.train_ood import EndlessImages
 
 LOGITS = st.lists(st.floats(-20, 20), min_size=1, max_size=8)
 
@@ -87,22 +90,27 @@ def test_the_objective_is_the_log_loss_of_the_classes_plus_the_weighted_binary_r
     torch.testing.assert_close(class_logits.grad, last_layer_residual(class_logits.detach(), labels) / n)
 
 
+def endless(n_images: int, seed: int) -> EndlessImages:
+    """Images of one pixel, whose value is their number."""
+    rows = ImageRows((np.arange(n_images, dtype=np.uint8).reshape(-1, 1, 1, 1),), np.arange(n_images))
+    return EndlessImages(rows, compute_with(), torch.Generator().manual_seed(seed))
+
+
 @given(n_images=st.integers(1, 12), sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8))
-def test_endless_batches_draw_every_sample_once_before_any_comes_again(n_images: int, sizes: list[int]) -> None:
+def test_endless_images_draw_every_sample_once_before_any_comes_again(n_images: int, sizes: list[int]) -> None:
     """Whatever the batch sizes, smaller or larger than the set, the stream is one permutation after another."""
-    batches = EndlessBatches(torch.arange(n_images) * 10, torch.Generator().manual_seed(0))
-    drawn = [batches.draw(size) for size in sizes]
+    drawn = list(endless(n_images, seed=0).batches(sizes))
     assert [len(batch) for batch in drawn] == sizes
-    stream = torch.cat(drawn) // 10
+    stream = torch.cat(drawn).flatten()
     for start in range(0, len(stream), n_images):
         one_round = stream[start : start + n_images].tolist()
         assert len(set(one_round)) == len(one_round)
         assert set(one_round) <= set(range(n_images))
 
 
-def test_endless_batches_come_in_an_order_that_the_seed_decides() -> None:
+def test_endless_images_come_in_an_order_that_the_seed_decides() -> None:
     def first(seed: int) -> list[int]:
-        return EndlessBatches(torch.arange(50), torch.Generator().manual_seed(seed)).draw(100).tolist()
+        return next(endless(50, seed).batches([100])).flatten().tolist()
 
     assert first(1) == first(1)
     assert first(1) != first(2)

@@ -17,7 +17,6 @@ from test_cli import salcli, write_params
 from test_reporting import METHODS, SEEDS, write_runs
 
 from salcli import params as params_module
-from salcli.data.catalogue import DATA_SETS
 from salcli.errors import MissingArtifactError, PaperError
 from salcli.paper import figures, settings
 from salcli.params import Params
@@ -372,7 +371,6 @@ def test_runs_of_other_params_are_not_compared(option: str) -> None:
     assert f"leave {option} out" in result.stderr
 
 
-@pytest.mark.skipif("svhn" not in DATA_SETS, reason="the paper's data sets are not in the catalogue yet")
 @pytest.mark.parametrize("form", ["rich", "markdown", "latex", "csv", "json"])
 def test_a_workspace_is_compared_in_every_format(tmp_path: Path, form: str) -> None:
     values = {"seeds": list(SEEDS), "data.ood": ["svhn", "textures"], "evaluate.methods": list(METHODS)}

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from salcli.artifacts.layout import Workspace
 
 FILE = REPOSITORY / "params.yaml"
+DEPTH = "a wide ResNet's depth must be 6n + 4 with n of at least 1, got 41; use wrn-40-2"
+BACKBONES = (
+    "known: mlp, resnet18, resnet34, small-cnn, torchvision:resnet50, wrn-16-4, wrn-28-10, wrn-40-2, "
+    "any other wrn-DEPTH-WIDTH, torchvision:NAME"
+)
 LABELED = ", ".join(sorted(labeled_sets()))
 
 
@@ -121,7 +126,8 @@ def test_the_known_methods_are_those_that_evaluate_can_score(workspace: Workspac
         ("data.ood", [], "must name at least one item, got []"),
         ("data.ood", "digits-8-9", "must be a list, got 'digits-8-9'"),
         ("data.ood", ["digits-8-9", "digits-8-9"], "must name each item once, got digits-8-9 more than once"),
-        ("model.backbone", "small-cn", "must be 'small-cnn', got 'small-cn' (did you mean small-cnn?)"),
+        ("model.backbone", "small-cn", f"no backbone is called small-cn (did you mean small-cnn?); {BACKBONES}"),
+        ("model.backbone", "wrn-41-2", DEPTH),
         ("train_id.batch_size", 1, "must be greater than or equal to 2, got 1"),
         ("train_id.lr", float("inf"), "must be a finite number, got inf"),
         ("train_id.momentum", 1, "must be less than 1, got 1"),
@@ -160,7 +166,7 @@ def test_all_mistakes_are_reported_together() -> None:
         "filter.threshold_quantile": "must be less than 1, got 95 (did you mean 0.95?)",
         "filter.calibraton": "no such key (did you mean calibration?)",
         "train_id.epochs": "must be a valid integer, got 'many'",
-        "model.backbone": "must be 'small-cnn', got 'resnet'",
+        "model.backbone": f"no backbone is called resnet (did you mean resnet34?); {BACKBONES}",
         "device": "no device is called gpu (did you mean cpu?); known: auto, cpu, cuda, cuda:0, mps",
     }
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from test_cli import salcli
 
 from salcli.errors import UnknownNameError
+from salcli.fetching.registry import SOURCES
 from salcli.paper import figures
 from salcli.params_file import edited, read_yaml
 from salcli.presets import DEFAULT, preset, presets
 from salcli.presets.estimate import estimated_gigabytes, estimated_images
-from salcli.presets.set_facts import SET_FACTS, has_to_be_fetched, set_facts
 from salcli.reporting.preset_table import preset_syntax
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def test_setting_a_key_to_what_it_is_changes_nothing(name: str) -> None:
 def test_every_set_is_known_and_every_cost_is_positive(name: str) -> None:
     ours = preset(name)
     data = ours.params["data"]
-    assert {data["id"], *data["ood"], *data["test_ood"]} <= set(SET_FACTS)
+    assert {data["id"], *data["ood"], *data["test_ood"]} <= set(SOURCES)
     assert estimated_gigabytes(ours.params) > 0
     assert estimated_images(ours.params) > 0
 
@@ -213,9 +213,8 @@ def test_unknown_sets_and_networks_are_refused() -> None:
     params = preset("toy").params
     with pytest.raises(UnknownNameError, match="no network of a preset is called own"):
         estimated_gigabytes({**params, "model": {"backbone": "own"}})
-    with pytest.raises(UnknownNameError, match="no data set of a preset is called own"):
-        set_facts("own")
-    assert not has_to_be_fetched("own")
+    with pytest.raises(UnknownNameError, match="no data set is called own"):
+        estimated_images({**params, "data": {**params["data"], "id": "own"}})
 
 
 # --- on the command line

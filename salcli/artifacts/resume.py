@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,10 @@ class ResumePoint:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace what was kept."""
+        content = io.BytesIO()  # torch's own writer reports a full disk in a way that nobody could tell from a bug
+        torch.save({"config": self._config, "state": state}, content)
         with atomic_path(self._path) as partial:
-            torch.save({"config": self._config, "state": state}, partial)
+            partial.write_bytes(content.getbuffer())
 
     def clear(self) -> None:
         """The run is over."""

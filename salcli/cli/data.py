@@ -37,7 +37,7 @@ Root = Annotated[
 
 
 def _known_sets() -> list[str]:
-    from salcli.data.downloads import SOURCES
+    from salcli.fetching.registry import SOURCES
 
     return [name for name, source in SOURCES.items() if not source.is_embedded]
 
@@ -48,8 +48,8 @@ def list_(
     output_format: Annotated[Format, typer.Option("--format", help="How to write the list.")] = Format.rich,
 ) -> None:
     """Show every data set by name: what it is, where it comes from, and whether it is here."""
-    from salcli.data.downloads import SOURCES
-    from salcli.data.fetch import status
+    from salcli.fetching.fetch import status
+    from salcli.fetching.registry import SOURCES
     from salcli.reporting.console import console
     from salcli.reporting.data_table import data_json, data_table
 
@@ -78,13 +78,13 @@ def fetch_(
     root: Root = None,
 ) -> None:
     """Download data sets, compare their checksums and unpack them. Goes on where it broke off."""
-    from salcli.data.fetch import fetch
+    from salcli.fetching.fetch import fetch
     from salcli.reporting.console import console
     from salcli.reporting.progress import ConsoleProgress
 
     try:
         for done in fetch(names, _root(root), ConsoleProgress()):
-            where = ", ".join(str(path) for path in done.paths) or "inside scikit-learn, nothing to fetch"
+            where = ", ".join(str(path) for path in done.paths) or "comes with salcli, nothing to fetch"
             outcome = f"{done.outcome}: " if done.paths else ""
             console.print(f"{done.name}: {outcome}{where}", highlight=False, markup=False, soft_wrap=True)
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from salcli.errors import unknown_name
-from salcli.presets.set_facts import set_facts
+from salcli.fetching.registry import data_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,20 +74,24 @@ def estimated_images(params: Mapping[str, Any]) -> int:
 
 def _id_sizes(data: Mapping[str, Any]) -> tuple[float, float]:
     """What the shares are shares of, and the test set."""
-    facts, share = set_facts(data["id"]), data["id_shares"]["test"]
-    return (facts.n, facts.n_test) if share == "official" else (facts.n, share * facts.n)
+    source, share = data_source(data["id"]), data["id_shares"]["test"]
+    if share == "official":
+        return source.n_for_training, source.n_test
+    return source.n_images, share * source.n_images
 
 
 def _ood_sizes(name: str, wild_share: float) -> tuple[float, float]:
     """For the wild, and for the test."""
-    facts = set_facts(name)
-    return (facts.n, facts.n_test) if facts.n_test else (wild_share * facts.n, (1 - wild_share) * facts.n)
+    source = data_source(name)
+    if source.n_test:
+        return source.n_for_training, source.n_test
+    return wild_share * source.n_images, (1 - wild_share) * source.n_images
 
 
 def _unseen_size(name: str) -> int:
     """Nothing of such a set is in the wild: all of it can be tested on, or its official test split."""
-    facts = set_facts(name)
-    return facts.n_test or facts.n
+    source = data_source(name)
+    return source.n_test or source.n_images
 
 
 def _wild_size(n_id: float, n_ood: float, pi: float) -> float:

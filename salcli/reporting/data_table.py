@@ -13,15 +13,14 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from salcli.data.fetch import Status
-    from salcli.data.source import DataSource
+    from salcli.fetching.data_source import DataSource
+    from salcli.fetching.fetch import Status
 
 MARKS = {"here": "[green]✓[/]", "partial": "[yellow]partial[/]", "missing": "[dim]–[/]"}
 ROLES = {"id": "ID", "ood": "OOD", "both": "both"}
 COLUMNS = ("name", "role", "images", "size", "download", "licence", "where from", "here")
 FIGURES = {"images", "download"}
 NEEDS_WIDTH = {"where from": 100, "licence": 79}
-INSIDE = "inside scikit-learn"
 
 
 def data_table(found: Mapping[DataSource, Status], width: int) -> Table:
@@ -52,7 +51,7 @@ def _cells(source: DataSource, state: Status) -> dict[str, str]:
         "size": source.size,
         "download": _download(source),
         "licence": source.licence,
-        "where from": INSIDE if source.is_embedded else _domain(source.files[0].url),
+        "where from": where_from(source),
         "here": MARKS[state],
     }
 
@@ -64,6 +63,13 @@ def data_json(found: Mapping[DataSource, Status]) -> str:
         for source, state in found.items()
     ]
     return json.dumps(sets, indent=2, ensure_ascii=False)
+
+
+def where_from(source: DataSource) -> str:
+    """Whose server it is on, or what it comes with."""
+    if source.is_embedded:
+        return "inside scikit-learn" if source.home else "made by salcli"
+    return _domain(source.files[0].url)
 
 
 def _download(source: DataSource) -> str:

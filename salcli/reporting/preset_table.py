@@ -8,8 +8,8 @@ from rich import box
 from rich.syntax import Syntax
 from rich.table import Table
 
+from salcli.fetching.registry import data_source
 from salcli.presets.estimate import estimated_gigabytes, estimated_images
-from salcli.presets.set_facts import has_to_be_fetched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,7 +65,7 @@ def _listed(names: list[str]) -> str:
     """The sets of most tables get one name, lest they fill the whole table."""
     if names == FIVE_SETS:
         return "five sets"
-    return ", ".join(name if has_to_be_fetched(name) else name + COMES_WITH_SALCLI for name in names)
+    return ", ".join(name + COMES_WITH_SALCLI if data_source(name).is_embedded else name for name in names)
 
 
 def _millions(n_images: int) -> str:

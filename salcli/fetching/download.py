@@ -7,14 +7,14 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from salcli.data.transfer import Interrupted, Opener, Refused, Satisfied, Unwritable, open_url, transfer
 from salcli.errors import FetchError
+from salcli.fetching.transfer import Interrupted, Opener, Refused, Satisfied, Unwritable, open_url, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from salcli.data.source import RemoteFile
+    from salcli.fetching.data_source import RemoteFile
     from salcli.progress import Task
 
 ATTEMPTS = 4  # in a row without a single new byte

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from lzma import LZMAError
 from typing import TYPE_CHECKING
 
-from salcli.data.archive_kinds import ArchiveKind, Gzip, Tar, Zip
 from salcli.errors import DataError, StorageError
+from salcli.fetching.archive_kinds import ArchiveKind, Gzip, Tar, Zip
 from salcli.progress import Progress, Silent
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ checksum from other public code whose checksum of LSUN_resize.tar.gz agrees with
 
 from __future__ import annotations
 
-from salcli.data.source import NOT_STATED, DataSource, named_file
+from salcli.fetching.data_source import NOT_STATED, DataSource, named_file
 
 
 def _odin(name: str, title: str, n_images: int, folder: str, share: str, md5: str) -> DataSource:

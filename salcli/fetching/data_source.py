@@ -22,7 +22,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class DataSource:
-    """What is known of a data set's files. Sets without files are part of an installed package."""
+    """What is known of a data set's files. Sets without files come with an installed package, or are made by salcli."""
 
     name: str
     title: str
@@ -34,6 +34,12 @@ class DataSource:
     files: tuple[RemoteFile, ...] = ()
     folder: str = ""  # below the data root: files are put and unpacked there
     provides: tuple[str, ...] = ()  # below the data root: the set is here when all of these are
+    n_test: int = 0  # of the images, how many were published for testing
+
+    @property
+    def n_for_training(self) -> int:
+        """The images that were not published for testing."""
+        return self.n_images - self.n_test
 
     @property
     def is_embedded(self) -> bool:

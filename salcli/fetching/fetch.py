@@ -6,18 +6,18 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from salcli.data.archives import archive_kind, unpack
-from salcli.data.download import download, part_of
-from salcli.data.downloads import data_source
-from salcli.data.transfer import Opener, open_url
 from salcli.errors import DataError, FetchError, SalError
+from salcli.fetching.archives import archive_kind, unpack
+from salcli.fetching.download import download, part_of
+from salcli.fetching.registry import data_source
+from salcli.fetching.transfer import Opener, open_url
 from salcli.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from salcli.data.source import DataSource, RemoteFile
+    from salcli.fetching.data_source import DataSource, RemoteFile
 
 Status = Literal["here", "partial", "missing"]
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from salcli.data.odin_sets import ODIN_SETS
-from salcli.data.source import NOT_STATED, DataSource, RemoteFile, named_file
 from salcli.errors import unknown_name
+from salcli.fetching.data_source import NOT_STATED, DataSource, RemoteFile, named_file
+from salcli.fetching.odin_sets import ODIN_SETS
 
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 IDX_FILES = (
@@ -70,6 +70,7 @@ CIFAR10 = DataSource(
         ),
     ),
     provides=tuple(f"cifar-10-batches-py/{name}" for name in (*BATCHES, "batches.meta")),
+    n_test=10_000,
 )
 CIFAR100 = DataSource(
     "cifar100",
@@ -88,6 +89,7 @@ CIFAR100 = DataSource(
         ),
     ),
     provides=tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta")),
+    n_test=10_000,
 )
 SVHN = DataSource(
     "svhn",
@@ -109,6 +111,7 @@ SVHN = DataSource(
         ),
     ),
     provides=("train_32x32.mat", "test_32x32.mat"),
+    n_test=26_032,
 )
 FASHION_MNIST = DataSource(
     "fashion-mnist",
@@ -127,6 +130,7 @@ FASHION_MNIST = DataSource(
     ),
     folder="FashionMNIST/raw",
     provides=tuple(f"FashionMNIST/raw/{name}" for name in IDX_FILES),
+    n_test=10_000,
 )
 MNIST = DataSource(
     "mnist",
@@ -145,6 +149,7 @@ MNIST = DataSource(
     ),
     folder="MNIST/raw",
     provides=tuple(f"MNIST/raw/{name}" for name in IDX_FILES),
+    n_test=10_000,
 )
 TEXTURES = DataSource(
     "textures",
@@ -167,9 +172,9 @@ TEXTURES = DataSource(
 )
 PLACES365 = DataSource(
     "places365",
-    "Places365, validation images",
+    "Places365, 10,000 of its 36,500 validation images",
     "ood",
-    36_500,
+    10_000,
     "256×256",
     "research only",
     "http://places2.csail.mit.edu",
@@ -208,7 +213,9 @@ RANDOM_300K = DataSource(
     provides=("300K_random_images.npy",),
 )
 DIGITS_HOME = "https://archive.ics.uci.edu/dataset/80"
+MADE = "Apache-2.0"  # as salcli itself
 PHOTOS_HOME = "https://scikit-learn.org"
+HALF_OF_CIFAR100 = replace(CIFAR100, n_images=30_000, n_test=5_000)
 
 SOURCES = {
     source.name: source
@@ -216,10 +223,13 @@ SOURCES = {
         DataSource("digits-0-7", "Handwritten digits 0 to 7", "id", 1_443, "8×8 gray", "CC BY 4.0", DIGITS_HOME),
         DataSource("digits-8-9", "Handwritten digits 8 and 9", "ood", 354, "8×8 gray", "CC BY 4.0", DIGITS_HOME),
         DataSource("photo-patches", "Patches of two photographs", "ood", 2_000, "8×8 gray", "CC BY 2.0", PHOTOS_HOME),
+        DataSource("gaussians-2d", "Three Gaussians in the plane", "id", 18_000, "point", MADE, "", n_test=3_000),
+        DataSource("ring-2d", "Outliers around them", "ood", 2_000, "point", MADE, "", n_test=1_000),
+        DataSource("cluster-2d", "Outliers on one side of them", "ood", 2_000, "point", MADE, "", n_test=1_000),
         CIFAR10,
         CIFAR100,
-        replace(CIFAR100, name="cifar100-first50", title="CIFAR-100, classes 0 to 49", role="id", n_images=30_000),
-        replace(CIFAR100, name="cifar100-last50", title="CIFAR-100, classes 50 to 99", role="ood", n_images=30_000),
+        replace(HALF_OF_CIFAR100, name="cifar100-first50", title="CIFAR-100, classes 0 to 49", role="id"),
+        replace(HALF_OF_CIFAR100, name="cifar100-last50", title="CIFAR-100, classes 50 to 99", role="ood"),
         FASHION_MNIST,
         MNIST,
         SVHN,
