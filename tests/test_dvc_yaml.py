@@ -24,7 +24,7 @@ MODULE = {
     "mix-wild": "prepare", "train-id": "train_id", "extract-id": "extract_grads", "extract-wild": "extract_grads",
     "filter": "filter", "train-ood": "train_ood", "evaluate": "evaluate", "evaluate-unseen": "evaluate",
 }  # fmt: skip
-CODE = ".salcli/code.json"
+FINGERPRINTS = ".salcli/fingerprints.json"
 
 LIST_IMPORTS = """
 import json, sys, salcli.stages.{module}
@@ -46,7 +46,7 @@ def paths(stage: dict[str, Any], *kinds: str) -> set[str]:
 
 
 def test_every_stage_is_known_to_these_tests() -> None:
-    assert set(STAGES) == {*MODULE, "code"}
+    assert set(STAGES) == {*MODULE, "fingerprints"}
     assert set(MODULE.values()) == set(source.STAGES)
 
 
@@ -62,8 +62,14 @@ def test_fingerprinted_source_files_are_those_that_the_stage_imports(module: str
 
 @pytest.mark.parametrize("name", MODULE)
 def test_every_stage_depends_on_its_own_code(name: str) -> None:
-    (keys,) = [entry[CODE] for entry in STAGES[name]["params"] if isinstance(entry, dict)]
-    assert keys == [MODULE[name], *(["weights"] if name == "train-id" else [])]
+    (keys,) = [entry[FINGERPRINTS] for entry in STAGES[name]["params"] if isinstance(entry, dict)]
+    also = {
+        "train-id": ["weights"],
+        "prepare-id-set": ["data.${data.id}"],
+        "prepare-ood-set": ["data.${item.ood}"],
+        "prepare-unseen-set": ["data.${item.unseen}"],
+    }
+    assert keys == [f"code.{MODULE[name]}", *also.get(name, [])]
 
 
 def test_a_changed_source_file_changes_the_stages_that_import_it(tmp_path: Path, monkeypatch: Any) -> None:
@@ -89,7 +95,7 @@ def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None
     )  # fmt: skip
     by_test_set = (layout.evaluation_scores, layout.metrics, layout.roc, layout.score_histogram)
     expected = [layout.prepared_set(PARAMS["data"]["id"]).name, layout.prepared_set("OOD").name]
-    expected += [layout.unseen_set("UNSEEN").name, CODE]
+    expected += [layout.unseen_set("UNSEEN").name, FINGERPRINTS]
     expected += [place(7).name for place in by_seed]
     expected += [layout.id_gradients(part, 7).name for part in ("train", "calibration")]
     expected += [place("OOD", 7).name for place in (*by_experiment, *by_test_set)]

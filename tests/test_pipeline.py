@@ -60,7 +60,7 @@ class Project:
         return done.stdout
 
     def repro(self) -> list[str]:
-        """The stages that ran, but for `code`, which looks each time whether the code has changed."""
+        """The stages that ran, but for the one that looks each time what has changed outside."""
         return stages_of(self.dvc("repro"))
 
     def outputs(self) -> dict[str, str]:
@@ -70,7 +70,7 @@ class Project:
 
 
 def stages_of(output: str) -> list[str]:
-    return sorted(set(re.findall(r"Running stage '(.+?)'", output)) - {"code"})
+    return sorted(set(re.findall(r"Running stage '(.+?)'", output)) - {"fingerprints"})
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 def test_a_second_repro_does_nothing(project: Project) -> None:
     assert project.repro() == []
-    assert project.dvc("status").split() == ["code:", "always", "changed"]
+    assert project.dvc("status").split() == ["fingerprints:", "always", "changed"]
 
 
 def test_two_runs_from_scratch_give_the_same_bytes(project: Project, tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def unseen_set(name: str) -> Artifact:
 
 
 def outside_fingerprints() -> Artifact:
-    """Fingerprints of what DVC cannot see: the code of each stage, given weights."""
-    return Artifact(".salcli/code.json", "salcli code")
+    """Fingerprints of what DVC cannot see: the code of each stage, raw data, given weights."""
+    return Artifact(".salcli/fingerprints.json", "salcli fingerprints")
 
 
 def id_split(seed: int) -> Artifact:

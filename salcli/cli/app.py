@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from salcli import __version__
-from salcli.cli import data, projects, stages, views
+from salcli.cli import data, fingerprints, projects, stages, views
 from salcli.cli.errors import friendly_errors
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)
 app.command("filter", rich_help_panel=PIPELINE)(stages.filter_)
 app.command("train-ood", rich_help_panel=PIPELINE)(stages.train_ood)
 app.command(rich_help_panel=PIPELINE)(stages.evaluate)
-app.command(hidden=True)(stages.code)
+app.command(hidden=True)(fingerprints.fingerprints)
 app.command(rich_help_panel=RESULTS)(views.table)
 app.command(rich_help_panel=RESULTS)(views.inspect)
 app.add_typer(data.app, name="data", rich_help_panel=EXPERIMENTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -284,22 +283,3 @@ def evaluate(
         ]
     console.print(rich_table(Results.from_evaluations(done), console.width))
     session.finish([path for result in done for path in result.written], "salcli table", takes=())
-
-
-def code(params: ParamsFile = PARAMS_YAML) -> None:
-    """Write down which code each stage runs, and which weights are given, so that DVC notices a change."""
-    import json
-
-    from salcli.artifacts.atomic import write_text
-    from salcli.artifacts.fingerprint import fingerprint_of_file
-    from salcli.artifacts.layout import Workspace, outside_fingerprints
-    from salcli.params_file import lookup, read_yaml
-    from salcli.source import stage_fingerprints
-
-    workspace = Workspace(params.parent)
-    weights = lookup(read_yaml(params), "train_id.weights")
-    content = {
-        **stage_fingerprints(),
-        "weights": fingerprint_of_file(workspace.root / Path(weights).expanduser()) if weights else "",
-    }
-    write_text(workspace.target(outside_fingerprints()), json.dumps(content, indent=2) + "\n")

@@ -29,27 +29,40 @@ def load_source(name: str, root: Path) -> Source:
     return source if entry.labeled else source.unlabeled()
 
 
+def read_from(name: str, root: Path) -> list[Path]:
+    """The files and folders that a set is read from; none where it comes with salcli."""
+    entry = data_set(name)
+    own = _own(entry, root)
+    if own:
+        return [own]
+    return read_from(entry.part_of, root) if entry.part_of else [root / file for file in entry.files]
+
+
 def _load(entry: DataSet, root: Path) -> Source:
-    folder, archive = root / entry.name, root / f"{entry.name}.npz"
-    names = (
-        {path.name for path in root.iterdir()} if root.is_dir() else set()
-    )  # exact: iSUN/ is not isun/, on any file system
-    has_folder, has_archive = folder.name in names, archive.name in names
-    if has_folder and has_archive:
-        raise DataError(f"both {folder} and {archive} stand for {entry.name}; keep one of them")
-    if has_folder:
-        return read_folder(folder, labeled=entry.labeled)
-    if has_archive:
-        return read_npz(archive, labeled=entry.labeled)
+    own = _own(entry, root)
+    if own:
+        read = read_npz if own.suffix == ".npz" else read_folder
+        return read(own, labeled=entry.labeled)
     if entry.part_of:
         return _classes(load_source(entry.part_of, root), entry)
     missing = [name for name in entry.files if not (root / name).exists()]
     if missing:
+        looked_for = f"{', '.join(missing)}, {entry.name}/ and {entry.name}.npz"
         raise DataError(
-            f"{entry.name} is not there: looked for {', '.join(missing)}, {folder.name}/ and {archive.name} in {root}; "
+            f"{entry.name} is not there: looked for {looked_for} in {root}; "
             f"get it with: salcli data fetch {entry.name}, or put a folder or .npz file of your own there"
         )
     return entry.load(root)
+
+
+def _own(entry: DataSet, root: Path) -> Path | None:
+    """The folder or .npz file that stands in for a set."""
+    names = {path.name for path in root.iterdir()} if root.is_dir() else set()
+    # exact: iSUN/ is not isun/, on any file system
+    found = [root / name for name in (entry.name, f"{entry.name}.npz") if name in names]
+    if len(found) > 1:
+        raise DataError(f"both {found[0]} and {found[1]} stand for {entry.name}; keep one of them")
+    return found[0] if found else None
 
 
 def _classes(whole: Source, entry: DataSet) -> Source:
