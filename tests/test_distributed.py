@@ -159,6 +159,7 @@ def test_the_launcher_of_params_starts_two_processes_and_one_speaks(workspace: W
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Candidate outliers") == 1
+    assert "warning" not in done.stdout
     assert (workspace.root / name).read_bytes() == (built / name).read_bytes()
 
 

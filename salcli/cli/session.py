@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Where to compute changes how a file is made, not which file it is.
 NOT_A_RESULT = {"device", "launcher"}
+ALWAYS_READ = {"seeds", "data.ood", "data.test_ood", "launcher"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Session:
 
 def _warn_of_unread(overrides: dict[str, Any], read: set[str]) -> None:
     for key in overrides:
-        if not any(key == known or key.startswith(f"{known}.") for known in read | {"seeds", "data.ood"}):
+        if not any(key == known or key.startswith(f"{known}.") for known in read | ALWAYS_READ):
             _say(f"warning: {key} changes nothing here; give it to the command that reads it", "bold yellow")
 
 
