@@ -20,6 +20,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def was_started_by_torchrun() -> bool:
+    """Whether somebody has started this process as one of a group, be it of one."""
+    return "WORLD_SIZE" in os.environ and "LOCAL_RANK" in os.environ
+
+
 def is_main() -> bool:
     """Whether this process is the one that prints and writes."""
     return rank() == 0

@@ -186,3 +186,28 @@ def test_a_launcher_that_does_not_exist_is_named(workspace: Workspace) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "launcher 'no-such-launcher -n 2' cannot be started: No such file or directory" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "env"])
+def test_a_launcher_with_one_process_starts_it_once(workspace: Workspace, built: Path, launcher: str) -> None:
+    """Under torchrun, which says so, and under a program that says nothing."""
+    program = f"{launcher} --standalone" if launcher == "torchrun" else f"env {sys.executable}"
+    done = subprocess.run(
+        [sys.executable, "-m", "salcli", "filter", "--ood", OOD, "--set", f"launcher={program}"],
+        cwd=workspace.root, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Candidate outliers") == 1
+
+
+@pytest.mark.parametrize(
+    ("launcher", "message"), [("torchrun 'oops", "cannot be read: No closing quotation"), (" ", "launcher is empty")]
+)
+def test_a_launcher_that_makes_no_sense_is_refused(workspace: Workspace, launcher: str, message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "salcli", "filter", "--set", f'launcher="{launcher}"'],
+        cwd=workspace.root, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert message in done.stderr
