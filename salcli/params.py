@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
-from salcli.data.catalogue import DATA_SETS, labeled_sets
-from salcli.errors import ParamsError, SalError, did_you_mean, unknown_name
-from salcli.models.backbone_names import check_backbone_name
+from salcli import params_checks as check
+from salcli.errors import ParamsError, did_you_mean
+from salcli.models.backbone_names import wide_resnet_size
 from salcli.params_file import lookup, read_yaml, with_overrides
 
 if TYPE_CHECKING:
@@ -20,61 +28,12 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-T = TypeVar("T")
-
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Method = Literal["sal", "msp", "energy", "knn"]
-ChannelValues = Annotated[tuple[float, ...], Field(strict=False)]
-
-
-def _some_each_once(items: tuple[T, ...]) -> tuple[T, ...]:
-    if not items:
-        raise ValueError("must name at least one item, got []")
-    return _each_once(items)
-
-
-def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
-    repeated = sorted({str(item) for item in items if items.count(item) > 1})
-    if repeated:
-        raise ValueError(f"must name each item once, got {', '.join(repeated)} more than once")
-    return items
-
-
-def _labeled(name: str) -> str:
-    if name not in labeled_sets():
-        raise ValueError(str(unknown_name("ID set", name, labeled_sets())))
-    return name
-
-
-def _known(name: str) -> str:
-    if name not in DATA_SETS:
-        raise ValueError(str(unknown_name("OOD set", name, DATA_SETS)))
-    return name
-
-
-def _not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-    if info.data.get("id") in names:
-        raise ValueError(f"must not name the ID set, got {info.data['id']}")
-    return names
-
-
-def _device(name: str) -> str:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", name):  # torch knows no larger numbers
-        raise ValueError(str(unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])))
-    return name
-
-
-OodSets = Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(strict=False)]
-
-
-def _backbone(name: str) -> str:
-    try:
-        return check_backbone_name(name)
-    except SalError as error:
-        raise ValueError(str(error)) from None
+OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]
 
 
 class _Section(BaseModel):
@@ -87,7 +46,8 @@ class IdShares(_Section):
     train: Share
     calibration: Share
     wild: Share
-    test: Share | Literal["official"]  # official: the images that were published for testing; the rest is dealt
+    # official: the images that were published for testing; the rest is dealt
+    test: Annotated[float | Literal["official"], PlainValidator(check.test_share)]
 
     @model_validator(mode="after")
     def _add_up(self) -> Self:
@@ -102,9 +62,9 @@ class DataParams(_Section):
     """What is ID, what is OOD, and how they are mixed."""
 
     root: Annotated[str, Field(min_length=1)]
-    id: Annotated[str, AfterValidator(_labeled)]
-    ood: Annotated[OodSets, AfterValidator(_some_each_once), AfterValidator(_not_the_id_set)]
-    test_ood: Annotated[OodSets, AfterValidator(_each_once), AfterValidator(_not_the_id_set)]
+    id: Annotated[str, AfterValidator(check.labeled)]
+    ood: Annotated[OodSets, AfterValidator(check.some_each_once), AfterValidator(check.not_the_id_set)]
+    test_ood: Annotated[OodSets, AfterValidator(check.each_once), AfterValidator(check.not_the_id_set)]
     image_size: Count
     channels: Literal[1, 2, 3]
     on_bad_image: Literal["fail", "skip"]
@@ -116,10 +76,16 @@ class DataParams(_Section):
 class ModelParams(_Section):
     """The network, and what its input is normalised with (on a scale of 0 to 1; auto: of the training images)."""
 
-    backbone: Annotated[str, AfterValidator(_backbone)]
+    backbone: Annotated[str, AfterValidator(check.backbone)]
     drop_rate: Annotated[float, Field(ge=0, lt=1)]
-    mean: Literal["auto"] | ChannelValues
-    std: Literal["auto"] | ChannelValues
+    mean: Annotated[tuple[float, ...] | Literal["auto"], check.channel_values(positive=False)]
+    std: Annotated[tuple[float, ...] | Literal["auto"], check.channel_values(positive=True)]
+
+    @model_validator(mode="after")
+    def _has_use_for_dropout(self) -> Self:
+        if self.drop_rate > 0 and wide_resnet_size(self.backbone) is None:
+            raise ValueError(f"drop_rate must be 0 for {self.backbone}: only a wide ResNet (wrn-40-2) has dropout")
+        return self
 
 
 class NumericsParams(_Section):
@@ -183,7 +149,7 @@ class TrainOodParams(TrainParams):
 class EvaluateParams(_Section):
     """Which methods are compared."""
 
-    methods: Annotated[tuple[Method, ...], Field(strict=False), AfterValidator(_some_each_once)]
+    methods: Annotated[tuple[Method, ...], Field(strict=False), AfterValidator(check.some_each_once)]
     knn_k: Count
     batch_size: Count
 
@@ -194,9 +160,9 @@ class Params(_Section):
     seeds: Annotated[
         tuple[Annotated[int, Field(ge=0, lt=2**32, strict=True)], ...],
         Field(strict=False),
-        AfterValidator(_some_each_once),
+        AfterValidator(check.some_each_once),
     ]
-    device: Annotated[str, AfterValidator(_device)]
+    device: Annotated[str, AfterValidator(check.device)]
     launcher: Annotated[str, Field(min_length=1)]
     numerics: NumericsParams
     data: DataParams

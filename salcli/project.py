@@ -39,12 +39,14 @@ class Project:
     made: list[str]
     kept: list[str]
     missing_sets: list[str]
+    has_dvc: bool
 
     @property
     def next_commands(self) -> list[str]:
         """What to do next, inside the folder."""
         fetch = [f"salcli data fetch {' '.join(self.missing_sets)}"] if self.missing_sets else []
-        return [*fetch, "dvc repro"]
+        initialise = [] if self.has_dvc else [" ".join(["dvc init", *_dvc_init_options(self.folder)])]
+        return [*fetch, *initialise, "dvc repro"]
 
 
 def create(
@@ -62,7 +64,7 @@ def create(
         steps.write(PARAMS, params_text, overwrite=True)
         if values:
             load_params(folder / PARAMS)  # what the preset holds is known to be valid; what the user sets is not
-        project = Project(folder, steps.made, steps.kept, _missing_sets(folder))
+        project = Project(folder, steps.made, steps.kept, _missing_sets(folder), dvc or (folder / ".dvc").exists())
         steps.write(PIPELINE, _template("pipeline.yaml"), overwrite=True)
         steps.write(".gitignore", _template("gitignore"))
         steps.write("README.md", _readme(project, preset))
@@ -153,7 +155,7 @@ def _missing_sets(folder: Path) -> list[str]:
     data = read_yaml(folder / PARAMS)["data"]
     names = dict.fromkeys([data["id"], *data["ood"], *data["test_ood"]])
     root = data_root(params_root=data["root"], workspace=folder)
-    return [name for name in names if status(name, root) != "here"]
+    return [name for name in names if status(name, root) not in ("here", "own")]
 
 
 def _readme(project: Project, preset: Preset) -> str:

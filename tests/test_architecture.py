@@ -16,7 +16,7 @@ LAYERS = [
     {"errors", "seeding", "progress", "metrics_convention", "params_file", "ranks", "source"},
     {"sal", "rivals", "metrics"},
     {"data", "models"},
-    {"fetching", "compute", "artifacts", "training", "inference", "params", "presets", "paper"},
+    {"fetching", "compute", "artifacts", "training", "inference", "params", "params_checks", "presets", "paper"},
     {"stages", "project"},
     {"reporting"},
     {"cli"},

@@ -59,7 +59,7 @@ NEEDS: dict[str, list[Artifact]] = {
     "prepare split": [layout.prepared_set("digits-0-7")],
     f"prepare wild --ood {OOD}": [
         layout.prepared_set("digits-0-7"),
-        layout.prepared_set(OOD),
+        layout.prepared_ood_set(OOD),
         layout.id_split(SEED),
     ],
     "train-id": [layout.prepared_set("digits-0-7"), layout.id_split(SEED)],
@@ -70,7 +70,7 @@ NEEDS: dict[str, list[Artifact]] = {
     ],
     f"extract-grads wild --ood {OOD}": [
         layout.prepared_set("digits-0-7"),
-        layout.prepared_set(OOD),
+        layout.prepared_ood_set(OOD),
         layout.wild_mixture(OOD, SEED),
         layout.classifier(SEED),
     ],
@@ -81,7 +81,7 @@ NEEDS: dict[str, list[Artifact]] = {
     ],
     f"train-ood --ood {OOD}": [
         layout.prepared_set("digits-0-7"),
-        layout.prepared_set(OOD),
+        layout.prepared_ood_set(OOD),
         layout.id_split(SEED),
         layout.wild_mixture(OOD, SEED),
         layout.classifier(SEED),
@@ -89,7 +89,7 @@ NEEDS: dict[str, list[Artifact]] = {
     ],
     f"evaluate --ood {OOD}": [
         layout.prepared_set("digits-0-7"),
-        layout.prepared_set(OOD),
+        layout.prepared_ood_set(OOD),
         layout.id_split(SEED),
         layout.wild_mixture(OOD, SEED),
         layout.classifier(SEED),

@@ -61,11 +61,11 @@ def test_the_list_shows_what_is_here_and_fits_100_columns(tmp_path: Path) -> Non
     assert {name: rows[name][-1] for name in ("digits-0-7", "cifar10", "svhn", "places365")} == {
         "digits-0-7": "✓",
         "cifar10": "–",
-        "svhn": "✓",
+        "svhn": "own",
         "places365": "partial",
     }
     assert "inside scikit-learn" in " ".join(rows["photo-patches"])
-    assert "a folder of images NAME/ or an array file NAME.npz there stands in for any set" in run.stdout
+    assert "a folder of images NAME/ or an array file NAME.npz there stands in for the set" in run.stdout
     assert str(Path("data", "raw")) in run.stdout
 
 
@@ -215,7 +215,7 @@ def test_commands_use_the_root_of_params_yaml(tmp_path: Path, monkeypatch: pytes
     Path("pictures/svhn").mkdir(parents=True)
     Path("pictures/svhn/1.png").write_bytes(b"image")
     found = {entry["name"]: entry["status"] for entry in json.loads(salcli("list", "--format", "json").stdout)}
-    assert found["svhn"] == "here"
+    assert found["svhn"] == "own"
 
 
 # --- progress

@@ -418,4 +418,4 @@ def test_a_folder_or_an_array_file_stands_in_for_a_set(tmp_path: Path, name: str
         assert status("svhn", tmp_path) == "missing", "an empty folder is nothing"
         (path / "image.png").write_bytes(b"image")
     assert stand_in("svhn", tmp_path) == (path if counts else None)
-    assert status("svhn", tmp_path) == ("here" if counts else "missing")
+    assert status("svhn", tmp_path) == ("own" if counts else "missing")

@@ -74,14 +74,14 @@ def test_the_folder_is_made_with_its_parents(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b c"
     result = salcli("init", str(folder), "--no-dvc")
     assert made(folder) == PLAIN
-    assert f"cd '{folder}' && dvc repro" in result.stdout
+    assert f"cd '{folder}' && dvc init --no-scm && dvc repro" in result.stdout
 
 
 def test_without_a_name_it_is_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = salcli("init", "--no-dvc")
     assert made(tmp_path) == PLAIN
-    assert "next: dvc repro\n" in result.stdout
+    assert "next: dvc init --no-scm && dvc repro\n" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_a_preset_of_the_paper_says_which_data_it_needs(tmp_path: Path) -> None:
     (tmp_path / "data" / "raw" / "svhn" / "one").mkdir(parents=True)  # is there already
     result = salcli("init", str(tmp_path), "--preset", "resnet18", "--no-dvc")
     fetch = "salcli data fetch cifar100 places365 lsun-c lsun-r textures"
-    assert f"&& {fetch} && dvc repro" in result.stdout
-    assert f"```\n{fetch}\ndvc repro\nsalcli table --paper\ndvc plots show\n```" in (tmp_path / "README.md").read_text()
+    assert f"&& {fetch} && dvc init --no-scm && dvc repro" in result.stdout
+    assert f"```\n{fetch}\ndvc init --no-scm\ndvc repro\nsalcli table --paper\n" in (tmp_path / "README.md").read_text()
     assert (tmp_path / "params.yaml").read_text() == preset("resnet18").text
 
 

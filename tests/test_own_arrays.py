@@ -73,6 +73,7 @@ def test_an_npz_of_keras_is_understood(tmp_path: Path) -> None:
         ({"images": np.zeros((2, 3, 4, 4), np.uint8)[..., :2]}, "got 2 × 3 × 4 × 2 of uint8"),
         ({"images": np.zeros((0, 4, 4), np.uint8)}, "holds no images"),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": [1]}, "`labels` must be 2 integers, got 1 of int64"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": [0, -1]}, "`labels` must not be negative, got -1"),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": [0.5, 1]}, "`labels` must be 2 integers"),
         ({"images": np.zeros((2, 4, 4), np.uint8), "is_test": [0, 1]}, "`is_test` must be 2 booleans"),
         (

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FILE = REPOSITORY / "params.yaml"
 DEPTH = "a wide ResNet's depth must be 6n + 4 with n of at least 1, got 41; use wrn-40-2"
+ONE_FOR_EACH = "must be auto, or a list with one"
 BACKBONES = (
     "known: mlp, resnet18, resnet34, small-cnn, torchvision:resnet50, wrn-16-4, wrn-28-10, wrn-40-2, "
     "any other wrn-DEPTH-WIDTH, torchvision:NAME"
@@ -128,6 +129,11 @@ def test_the_known_methods_are_those_that_evaluate_can_score(workspace: Workspac
         ("data.ood", ["digits-8-9", "digits-8-9"], "must name each item once, got digits-8-9 more than once"),
         ("model.backbone", "small-cn", f"no backbone is called small-cn (did you mean small-cnn?); {BACKBONES}"),
         ("model.backbone", "wrn-41-2", DEPTH),
+        ("model.std", [0.2, 0.0], f"{ONE_FOR_EACH} positive number for each channel, got [0.2, 0.0]"),
+        ("model.mean", [], f"{ONE_FOR_EACH} number for each channel, got []"),
+        ("model.mean", 0.5, f"{ONE_FOR_EACH} number for each channel, got 0.5"),
+        ("data.id_shares.test", "oficial", "must be official, or a share between 0 and 1, got 'oficial'"),
+        ("data.id_shares.test", 0, "must be official, or a share between 0 and 1, got 0"),
         ("train_id.batch_size", 1, "must be greater than or equal to 2, got 1"),
         ("train_id.lr", float("inf"), "must be a finite number, got inf"),
         ("train_id.momentum", 1, "must be less than 1, got 1"),
@@ -169,6 +175,13 @@ def test_all_mistakes_are_reported_together() -> None:
         "model.backbone": f"no backbone is called resnet (did you mean resnet34?); {BACKBONES}",
         "device": "no device is called gpu (did you mean cpu?); known: auto, cpu, cuda, cuda:0, mps",
     }
+
+
+def test_dropout_that_a_network_does_not_have_is_refused() -> None:
+    assert complaints({"model.backbone": "resnet18", "model.drop_rate": 0.3}) == {
+        "model": "drop_rate must be 0 for resnet18: only a wide ResNet (wrn-40-2) has dropout"
+    }
+    load_params(FILE, {"model.backbone": "wrn-40-2", "model.drop_rate": 0.3})
 
 
 @given(st.sampled_from(KEYS), st.data())

@@ -80,3 +80,14 @@ def test_the_id_set_is_no_unseen_set(workspace: Workspace) -> None:
     result = salcli("evaluate", "--params", str(workspace.root / "params.yaml"), "--unseen", "digits-0-7")
     assert result.exit_code == 2
     assert "--unseen digits-0-7: that is the ID set (data.id); name another one" in result.stderr
+
+
+def test_each_part_of_an_evaluation_writes_its_own_files_alone(workspace: Workspace) -> None:
+    """DVC has a stage for each, so neither may do the other's work."""
+    params = ["--params", str(workspace.root / "params.yaml"), "--ood", OOD, "--method", "msp", "--unseen", UNSEEN]
+    assert salcli("prepare", "unseen-set", *params[:2], "--unseen", UNSEEN).exit_code == 0
+    scratch = workspace.root / "scratch" / f"runs/{SEED}/{OOD}"
+    assert salcli("evaluate", "own", *params).exit_code == 0
+    assert sorted(path.name for path in scratch.iterdir()) == ["histogram.csv", "metrics.json", "roc.csv", "scores.h5"]
+    assert salcli("evaluate", "unseen", *params).exit_code == 0
+    assert len(list((scratch / "unseen" / UNSEEN).iterdir())) == 4

@@ -86,9 +86,14 @@ def prepared_set(name: str) -> Artifact:
     return Artifact(f"data/prepared/{name}.h5", "salcli prepare")
 
 
+def prepared_ood_set(name: str) -> Artifact:
+    """Decoded images of an OOD set."""
+    return Artifact(prepared_set(name).name, f"salcli prepare --ood {name}")
+
+
 def unseen_set(name: str) -> Artifact:
     """Decoded images of an OOD set that is only tested on. In a place of its own: it may be in other wild data."""
-    return Artifact(f"data/unseen/{name}.h5", "salcli prepare")
+    return Artifact(f"data/unseen/{name}.h5", f"salcli prepare --unseen {name}")
 
 
 def outside_fingerprints() -> Artifact:

@@ -62,7 +62,7 @@ def list_(
     option = f" --root {quote(str(root))}" if root else ""
     for line in (
         f"\n✓ found below {folder}",
-        "a folder of images NAME/ or an array file NAME.npz there stands in for any set",
+        "own: a folder of images NAME/ or an array file NAME.npz there stands in for the set, any of them",
         "not stated: the authors name no licence",
         f"get a set: salcli data fetch NAME{option}",
     ):

@@ -39,6 +39,14 @@ class ExtractPart(StrEnum):
     wild = "wild"
 
 
+class EvaluatePart(StrEnum):
+    """What `evaluate` can do on its own."""
+
+    everything = "all"
+    own = "own"
+    unseen = "unseen"
+
+
 def prepare(
     part: Annotated[PreparePart, typer.Argument(help="One part of the work, as DVC runs it.")] = PreparePart.everything,
     params: ParamsFile = PARAMS_YAML,
@@ -244,6 +252,9 @@ def train_ood(
 
 
 def evaluate(
+    part: Annotated[
+        EvaluatePart, typer.Argument(help="On the OOD set of the wild data, or on those of data.test_ood.")
+    ] = EvaluatePart.everything,
     params: ParamsFile = PARAMS_YAML,
     ood: OodSets = None,
     seed: Seeds = None,
@@ -273,8 +284,11 @@ def evaluate(
         scratch=scratch,
         parallel=True,
     )
-    # with --unseen, those sets alone: DVC has a stage for each
-    test_sets = ([] if unseen else [None]) + list(session.unseen_sets)
+    test_sets: list[str | None] = []
+    if part is not EvaluatePart.unseen:
+        test_sets.append(None)
+    if part is not EvaluatePart.own:
+        test_sets += session.unseen_sets
     with session.processes():
         done = [
             stage.run(session.workspace, session.params, *experiment, session.progress, unseen=test_set)

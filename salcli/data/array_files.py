@@ -82,10 +82,12 @@ def _with_labels(path: Path, source: Source, arrays: Mapping[str, NDArray[Any]])
     labels, names = arrays["labels"], arrays.get("class_names")
     if labels.shape != (len(source),) or labels.dtype.kind not in "iu":
         raise DataError(f"{path}: `labels` must be {len(source)} integers, got {_shown(labels)}")
+    if labels.min() < 0:
+        raise DataError(f"{path}: `labels` must not be negative, got {labels.min()}; leave unlabeled images out")
     found, renumbered = np.unique(labels, return_inverse=True)
     if names is None:
         return Source(source.pictures, renumbered.astype(np.int64), tuple(map(str, found)), source.is_test)
-    if names.ndim != 1 or found[0] < 0 or found[-1] >= len(names):
+    if names.ndim != 1 or found[-1] >= len(names):
         raise DataError(f"{path}: labels run from {found[0]} to {found[-1]}, but `class_names` has {names.size} names")
     empty = sorted(set(range(len(names))) - set(found.tolist()))
     if empty:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from salcli.fetching.data_source import DataSource, RemoteFile
 
-Status = Literal["here", "partial", "missing"]
+Status = Literal["here", "own", "partial", "missing"]  # own: something stands in for it
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class Fetched:
 def status(name: str, root: Path) -> Status:
     """Whether a data set, or what stands in for it, is below the data root. Files are not read, only looked for."""
     source = data_source(name)
-    if source.is_embedded or stand_in(name, root):
+    if stand_in(name, root):
+        return "own"
+    if source.is_embedded:
         return "here"
     found = [_is_there(root / path) for path in source.provides]
     if all(found):
@@ -74,7 +76,7 @@ def fetch(
 def _fetch_set(source: DataSource, root: Path, progress: Progress, opener: Opener) -> Fetched:
     if source.is_embedded:
         return Fetched(source.name, "embedded")
-    if status(source.name, root) == "here":
+    if status(source.name, root) in ("here", "own"):
         replacement = stand_in(source.name, root)
         return Fetched(source.name, "here already", (replacement,) if replacement else _tops(source, root))
     folder = root / source.folder

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from salcli.fetching.data_source import DataSource
     from salcli.fetching.fetch import Status
 
-MARKS = {"here": "[green]✓[/]", "partial": "[yellow]partial[/]", "missing": "[dim]–[/]"}
+MARKS = {"here": "[green]✓[/]", "own": "[green]own[/]", "partial": "[yellow]partial[/]", "missing": "[dim]–[/]"}
 ROLES = {"id": "ID", "ood": "OOD", "both": "both"}
 COLUMNS = ("name", "role", "images", "size", "download", "licence", "where from", "here")
 FIGURES = {"images", "download"}

@@ -78,13 +78,13 @@ def _whole_split(workspace: Workspace, seed: int) -> Found:
 def wild_images(workspace: Workspace, id_name: str, ood_name: str, seed: int) -> ImageRows:
     """The wild data, without a word about what is ID and what is OOD."""
     source = read_wild_source(mixture_of(workspace, ood_name, seed))
-    sets = (read_image_set(workspace.find(layout.prepared_set(name))) for name in (id_name, ood_name))
-    return ImageRows(tuple(image_set.images for image_set in sets), source)
+    places = layout.prepared_set(id_name), layout.prepared_ood_set(ood_name)
+    return ImageRows(tuple(read_image_set(workspace.find(place)).images for place in places), source)
 
 
 def ood_test_images(workspace: Workspace, name: str, seed: int) -> ImageRows:
     """The OOD images that were kept out of the wild data."""
-    image_set = read_image_set(workspace.find(layout.prepared_set(name)))
+    image_set = read_image_set(workspace.find(layout.prepared_ood_set(name)))
     return ImageRows((image_set.images,), read_ood_test(mixture_of(workspace, name, seed)))
 
 

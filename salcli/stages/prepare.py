@@ -131,7 +131,10 @@ class _Decoded:
 
 def _check_classes(name: str, source: Source) -> None:
     if source.labels is None:
-        raise DataError(f"{name} has no labels, so it cannot be the ID set; put its images into one folder a class")
+        raise DataError(
+            f"{name} has no labels, so it cannot be the ID set; put its images into one folder a class, "
+            "or `labels` into its .npz file"
+        )
     if len(source.class_names) < 2:
         raise DataError(
             f"{name} has one class only ({', '.join(source.class_names)}); ID data need at least two, a folder for each"
@@ -153,7 +156,7 @@ def prepare_split(workspace: Workspace, params: DataParams, seed: int) -> Prepar
 def prepare_wild(workspace: Workspace, params: DataParams, ood: str, seed: int) -> Prepared:
     """Mix the wild data, and keep the rest of the OOD data for the test."""
     id_set = read_image_set(workspace.find(layout.prepared_set(params.id)))
-    ood_set = read_image_set(workspace.find(layout.prepared_set(ood)))
+    ood_set = read_image_set(workspace.find(layout.prepared_ood_set(ood)))
     if id_set.images.shape[1:] != ood_set.images.shape[1:]:
         raise DataError(
             f"images of {ood} are {ood_set.images.shape[1:]}, those of {params.id} are {id_set.images.shape[1:]} "

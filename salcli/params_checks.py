@@ -1,0 +1,82 @@
+"""What a single value of params.yaml may be. Each check gives the value back, or says what would be right."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TypeGuard, TypeVar
+
+from pydantic import PlainValidator, ValidationInfo
+
+from salcli.data.catalogue import DATA_SETS, labeled_sets
+from salcli.errors import SalError, unknown_name
+from salcli.models.backbone_names import check_backbone_name
+
+T = TypeVar("T")
+
+
+def some_each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    if not items:
+        raise ValueError("must name at least one item, got []")
+    return each_once(items)
+
+
+def each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    repeated = sorted({str(item) for item in items if items.count(item) > 1})
+    if repeated:
+        raise ValueError(f"must name each item once, got {', '.join(repeated)} more than once")
+    return items
+
+
+def labeled(name: str) -> str:
+    if name not in labeled_sets():
+        raise ValueError(str(unknown_name("ID set", name, labeled_sets())))
+    return name
+
+
+def known(name: str) -> str:
+    if name not in DATA_SETS:
+        raise ValueError(str(unknown_name("OOD set", name, DATA_SETS)))
+    return name
+
+
+def not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    if info.data.get("id") in names:
+        raise ValueError(f"must not name the ID set, got {info.data['id']}")
+    return names
+
+
+def device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", name):  # torch knows no larger numbers
+        raise ValueError(str(unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])))
+    return name
+
+
+def backbone(name: str) -> str:
+    try:
+        return check_backbone_name(name)
+    except SalError as error:
+        raise ValueError(str(error)) from None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def channel_values(*, positive: bool) -> PlainValidator:
+    def check(value: object) -> object:
+        if value == "auto":
+            return value
+        numbers = value if isinstance(value, list | tuple) else ()
+        if not numbers or not all(is_number(one) and (one > 0 or not positive) for one in numbers):
+            kind = "positive number" if positive else "number"
+            raise ValueError(f"must be auto, or a list with one {kind} for each channel, got {value!r}")
+        return tuple(float(one) for one in numbers)
+
+    return PlainValidator(check)
+
+
+def test_share(value: object) -> object:
+    if value == "official" or (is_number(value) and 0 < value < 1):
+        return value
+    raise ValueError(f"must be official, or a share between 0 and 1, got {value!r}")
