@@ -16,12 +16,14 @@ T = TypeVar("T")
 
 
 def some_each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    """A list that is not empty and repeats nothing."""
     if not items:
         raise ValueError("must name at least one item, got []")
     return each_once(items)
 
 
 def each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    """A list that repeats nothing."""
     repeated = sorted({str(item) for item in items if items.count(item) > 1})
     if repeated:
         raise ValueError(f"must name each item once, got {', '.join(repeated)} more than once")
@@ -29,46 +31,54 @@ def each_once(items: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def labeled(name: str) -> str:
+    """A data set that can be the ID set."""
     if name not in labeled_sets():
         raise ValueError(str(unknown_name("ID set", name, labeled_sets())))
     return name
 
 
 def known(name: str) -> str:
+    """A data set of the catalogue."""
     if name not in DATA_SETS:
         raise ValueError(str(unknown_name("OOD set", name, DATA_SETS)))
     return name
 
 
 def not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    """OOD sets, none of which is the ID set."""
     if info.data.get("id") in names:
         raise ValueError(f"must not name the ID set, got {info.data['id']}")
     return names
 
 
 def device(name: str) -> str:
+    """A device's name; whether it is there is another question."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", name):  # torch knows no larger numbers
         raise ValueError(str(unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])))
     return name
 
 
 def backbone(name: str) -> str:
+    """A network that can be built."""
     try:
         return check_backbone_name(name)
     except SalError as error:
         raise ValueError(str(error)) from None
 
 
-def is_number(value: object) -> TypeGuard[float]:
+def _is_number(value: object) -> TypeGuard[float]:
+    """An int or a float, and finite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def channel_values(*, positive: bool) -> PlainValidator:
+    """`auto`, or a number for each channel."""
+
     def check(value: object) -> object:
         if value == "auto":
             return value
         numbers = value if isinstance(value, list | tuple) else ()
-        if not numbers or not all(is_number(one) and (one > 0 or not positive) for one in numbers):
+        if not numbers or not all(_is_number(one) and (one > 0 or not positive) for one in numbers):
             kind = "positive number" if positive else "number"
             raise ValueError(f"must be auto, or a list with one {kind} for each channel, got {value!r}")
         return tuple(float(one) for one in numbers)
@@ -77,6 +87,7 @@ def channel_values(*, positive: bool) -> PlainValidator:
 
 
 def test_share(value: object) -> object:
-    if value == "official" or (is_number(value) and 0 < value < 1):
+    """`official`, or a share."""
+    if value == "official" or (_is_number(value) and 0 < value < 1):
         return value
     raise ValueError(f"must be official, or a share between 0 and 1, got {value!r}")
