@@ -7,7 +7,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from salcli.data.catalogue import DATA_SETS, labeled_sets
 from salcli.errors import ParamsError, SalError, did_you_mean, unknown_name
@@ -26,7 +35,21 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Method = Literal["sal", "msp", "energy", "knn"]
+Percentile = Annotated[float, Field(ge=1, lt=100)]  # from 1 on: a share like 0.9 is a mistake
+Method = Literal[
+    "sal",
+    "sal-posthoc",
+    "msp",
+    "odin",
+    "mahalanobis",
+    "energy",
+    "knn",
+    "react",
+    "dice",
+    "ash",
+    "gradnorm",
+    "vim",
+]
 ChannelValues = Annotated[tuple[float, ...], Field(strict=False)]
 
 
@@ -65,6 +88,12 @@ def _device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", name):  # torch knows no larger numbers
         raise ValueError(str(unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])))
     return name
+
+
+def _auto_or_count(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(f"must be auto or an integer of at least 1, got {value!r}")
 
 
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(strict=False)]
@@ -184,7 +213,13 @@ class EvaluateParams(_Section):
     """Which methods are compared."""
 
     methods: Annotated[tuple[Method, ...], Field(strict=False), AfterValidator(_some_each_once)]
+    odin_temperature: Positive
+    odin_epsilon: NotNegative
     knn_k: Count
+    react_percentile: Percentile
+    dice_percentile: Percentile
+    ash_percentile: Percentile
+    vim_dim: Annotated[int | Literal["auto"], BeforeValidator(_auto_or_count)]
     batch_size: Count
 
 

@@ -266,7 +266,7 @@ def evaluate(
         params,
         assignments,
         flags,
-        reads=("data.id", "numerics", "evaluate"),
+        reads=("data.id", "numerics", "filter", "evaluate"),
         ood=ood,
         unseen=unseen,
         seed=seed,
