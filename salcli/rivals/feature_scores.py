@@ -49,7 +49,7 @@ class TiedGaussians:
     @classmethod
     def fit(cls, id_features: Float[Tensor, "m d"], id_labels: Int[Tensor, " m"]) -> TiedGaussians:
         """Class means, and the covariance around them. Classes without a sample are left out."""
-        exact, (_, own) = id_features.double(), id_labels.unique(return_inverse=True)
+        exact, (_, own) = id_features.double(), torch.unique(id_labels, return_inverse=True)
         count = own.bincount()
         mean = exact.new_zeros(len(count), exact.shape[1]).index_add(0, own, exact) / count[:, None]
         centred = exact - mean[own]
