@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from salcli import params as params_module
 from salcli.artifacts import layout
 from salcli.artifacts.gradients import KIND, GradientFile
-from salcli.artifacts.hdf5 import read_arrays, write_arrays
+from salcli.artifacts.hdf5 import read_arrays, reading, write_arrays
 from salcli.errors import SalError
 from salcli.models.network import Classifier
 from salcli.params import Params, load_params
@@ -25,7 +25,7 @@ from salcli.progress import Silent
 from salcli.rivals.odin import odin_logits
 from salcli.stages import evaluate
 from salcli.stages.evaluate import SCORES_KIND
-from salcli.stages.inputs import classifier_of, id_images
+from salcli.stages.inputs import classifier_of, id_images, ood_test_images
 from salcli.stages.rival_scores import RIVALS
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def run(workspace: Workspace, methods: list[str], notes: Notes | None = None, **
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
     params, _ = load_params(workspace.root / "params.yaml", {"evaluate.methods": methods, **changes})
     evaluate.run(workspace, params, OOD, SEED, notes)
-    stored = read_arrays(workspace.find(layout.evaluation_scores(OOD, SEED)), SCORES_KIND)
-    return np.concatenate([stored[f"{methods[-1]}/id"], stored[f"{methods[-1]}/ood"]])
+    with reading(workspace.find(layout.evaluation_scores(OOD, SEED)), SCORES_KIND) as file:
+        return np.concatenate([file[f"{methods[-1]}/{side}"][:] for side in ("id", "ood")])
 
 
 def all_images(workspace: Workspace, params: Params) -> Tensor:
-    parts = id_images(workspace, params.data.id, "test", SEED).images, ood_all_images(workspace, OOD, SEED)
+    parts = id_images(workspace, params.data.id, "test", SEED).images, ood_test_images(workspace, OOD, SEED)
     return torch.cat([part.read(slice(None)) for part in parts])
 
 
@@ -276,6 +276,6 @@ def test_wild_gradients_of_another_mixture_are_refused(workspace: Workspace) -> 
     found = workspace.find(layout.wild_gradients(OOD, SEED))
     about = GradientFile.open(found).about
     write_arrays(found.path, KIND, read_arrays(found, KIND), {**about, "wild": "of-another"})
-    with pytest.raises(SalError, match="gradients-wild.h5 was made with"):
+    with pytest.raises(SalError, match=r"gradients-wild\.h5 was made with"):
         run(workspace, ["sal-posthoc"])
     run(workspace, ["msp", "knn"])

@@ -11,7 +11,7 @@ import pandas as pd
 from salcli.errors import MissingArtifactError
 from salcli.paper.figures import OF_ALL_SETS, settings
 from salcli.presets import presets
-from salcli.reporting.paper_match import METRICS, NO_SINGLE_SET, matching_settings, our_method
+from salcli.reporting.paper_match import METRICS, NO_SINGLE_SET, matching_settings, our_method, paper_names
 from salcli.reporting.results import AVERAGE
 
 if TYPE_CHECKING:
