@@ -102,6 +102,14 @@ def test_methods_alone_and_together_give_the_same_scores(workspace: Workspace) -
         np.testing.assert_array_equal(run(workspace, [method]), run(workspace, ["knn", "odin", "dice", method]))
 
 
+def test_every_method_works_in_a_lower_precision_and_in_small_batches(workspace: Workspace) -> None:
+    methods = [*RIVALS, "sal-posthoc", "odin"]
+    exact = run(workspace, methods)
+    rough = run(workspace, methods, numerics__precision="bfloat16", evaluate__batch_size=100)
+    assert 0 < np.abs(exact - rough).max() < 0.1 * np.abs(exact).max()
+    assert np.corrcoef(exact, rough)[0, 1] > 0.9
+
+
 def test_gradients_are_read_only_by_methods_that_need_them(workspace: Workspace) -> None:
     shutil.rmtree(workspace.root / "runs" / str(SEED) / OOD)
     (workspace.root / layout.id_gradients("train", SEED).name).unlink()
