@@ -32,7 +32,21 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Method = Literal["sal", "msp", "energy", "knn"]
+Percentile = Annotated[float, Field(ge=1, lt=100)]  # from 1 on: a share like 0.9 is a mistake
+Method = Literal[
+    "sal",
+    "sal-posthoc",
+    "msp",
+    "odin",
+    "mahalanobis",
+    "energy",
+    "knn",
+    "react",
+    "dice",
+    "ash",
+    "gradnorm",
+    "vim",
+]
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]
 
 
@@ -150,7 +164,13 @@ class EvaluateParams(_Section):
     """Which methods are compared."""
 
     methods: Annotated[tuple[Method, ...], Field(strict=False), AfterValidator(check.some_each_once)]
+    odin_temperature: Positive
+    odin_epsilon: NotNegative
     knn_k: Count
+    react_percentile: Percentile
+    dice_percentile: Percentile
+    ash_percentile: Percentile
+    vim_dim: Annotated[int | Literal["auto"], PlainValidator(check.auto_or_count)]
     batch_size: Count
 
 

@@ -91,3 +91,10 @@ def test_share(value: object) -> object:
     if value == "official" or (_is_number(value) and 0 < value < 1):
         return value
     raise ValueError(f"must be official, or a share between 0 and 1, got {value!r}")
+
+
+def auto_or_count(value: object) -> object:
+    """`auto`, or a count."""
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(f"must be auto or an integer of at least 1, got {value!r}")

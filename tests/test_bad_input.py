@@ -177,9 +177,13 @@ def test_a_table_before_any_evaluation_says_how_to_make_one(tmp_path: Path) -> N
         ("filter --params .", "cannot be read"),
         (
             "evaluate --method knnn",
-            "evaluate.methods.0  must be 'sal', 'msp', 'energy' or 'knn', got 'knnn' (did you mean knn?)",
+            "'ash', 'gradnorm' or 'vim', got 'knnn' (did you mean knn?)",
         ),
         ("evaluate --method knn --knn-k 463", "evaluate.knn_k is 463, but there are only 462 ID training samples"),
+        (
+            "evaluate --method vim --set evaluate.vim_dim=64",
+            "evaluate.vim_dim is 64, but must be less than the 64 features of the network; auto would be 32",
+        ),
         ("inspect nowhere.h5", "nowhere.h5 is not a file"),
         ("inspect params.yaml", "params.yaml is no checkpoint and no HDF5, JSON or CSV file that salcli could show"),
     ],

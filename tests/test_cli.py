@@ -358,8 +358,8 @@ ARTIFACTS = {
     f"runs/{SEED}/{OOD}/train-ood.csv": ["The first 3 of 3 rows"],
     f"runs/{SEED}/{OOD}/scores.h5": ["test-scores", "sal/id", "knn/ood"],
     f"runs/{SEED}/{OOD}/metrics.json": ["'sal': {", "'samples': {"],
-    f"runs/{SEED}/{OOD}/roc.csv": ["The first 10 of 804 rows", "fpr"],
-    f"runs/{SEED}/{OOD}/histogram.csv": ["The first 10 of 480 rows", "ID test"],
+    f"runs/{SEED}/{OOD}/roc.csv": ["The first 10 of 2,412 rows", "fpr"],
+    f"runs/{SEED}/{OOD}/histogram.csv": ["The first 10 of 1,440 rows", "ID test"],
 }
 
 

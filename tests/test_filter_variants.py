@@ -56,9 +56,9 @@ def slow_tau(workspace: Workspace, params: FilterParams) -> tuple[np.ndarray, np
     id_train, calibration, wild = (arrays(workspace, place) for place in (ID_TRAIN, CALIBRATION, WILD))
     labels = {"train": id_train["label"], "calibration": calibration["predicted"], "wild": wild["predicted"]}
     if params.labels == "random":
-        rng = generator(SEED, "random-labels")
-        labels["calibration"] = rng.integers(N_CLASSES, size=len(calibration["label"]))
-        labels["wild"] = rng.integers(N_CLASSES, size=len(wild["label"]))
+        for name, stored in (("calibration", calibration), ("wild", wild)):
+            rng = generator(SEED, f"random-labels, {name}")
+            labels[name] = rng.integers(N_CLASSES, size=len(stored["label"]))
     chosen, chosen_labels = (
         (calibration, labels["calibration"]) if params.calibration == "holdout" else (id_train, labels["train"])
     )

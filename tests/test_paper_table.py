@@ -23,7 +23,7 @@ from salcli.params import Params
 from salcli.params_file import with_overrides
 from salcli.presets import preset, presets
 from salcli.reporting.paper_comparison import ComparedRow, Comparison, compare
-from salcli.reporting.paper_match import matching_settings, sal_names
+from salcli.reporting.paper_match import matching_settings, our_method, sal_names
 from salcli.reporting.paper_table import flat, latex, markdown, rich_table
 from salcli.reporting.results import METRICS, Results
 
@@ -137,7 +137,7 @@ def test_the_main_table_stands_for_the_ablations_that_repeat_its_row() -> None:
 
 
 def test_a_variant_comes_first_and_the_rivals_of_the_main_table_second() -> None:
-    found = matching_settings(unchecked("random-labels"))
+    found = matching_settings(unchecked("random-labels", evaluate__methods=["sal", "msp"]))
     assert [one.table for one in found] == ["random-labels", "main-cifar100"]
 
 
@@ -161,6 +161,14 @@ def test_the_share_of_ood_decides(pi: float, table: str) -> None:
 def test_our_sal_has_the_papers_name(overrides: dict[str, object], names: list[str]) -> None:
     assert sal_names(unchecked("main-cifar100", **overrides)) == names
     assert set(names) <= {one.method for one in figures()}
+
+
+def test_our_post_hoc_score_has_the_papers_name_until_tau_is_another() -> None:
+    params = unchecked("post-hoc-cifar100", train_ood__candidate_id=True, filter__score="gradnorm")
+    assert our_method("SAL (post-hoc)", params) == "sal-posthoc"
+    assert "post-hoc-cifar100" in [one.table for one in matching_settings(params)]
+    for key, value in {"filter__svd": "class-agnostic", "filter__n_vectors": 2, "filter__labels": "random"}.items():
+        assert our_method("SAL (post-hoc)", unchecked("post-hoc-cifar100", **{key: value})) is None
 
 
 def test_two_variants_at_once_are_none_of_the_papers() -> None:
@@ -266,8 +274,9 @@ def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
 
 
 def test_our_methods_that_the_paper_lacks_are_named_and_not_shown() -> None:
-    first = compare(results({("textures", 0, "sal"): (6.0, 98.0, 70.0)}), unchecked("singular-vectors"))[0]
-    assert first.only_ours == ["MSP", "Energy", "KNN"]
+    params = unchecked("singular-vectors", evaluate__methods=["sal", "gradnorm", "vim"])
+    first = compare(results({("textures", 0, "sal"): (6.0, 98.0, 70.0)}), params)[0]
+    assert first.only_ours == ["GradNorm", "ViM"]
     assert {one.method for one in first.rows} == {f"SAL (c={n})" for n in range(1, 7)}
 
 
@@ -361,7 +370,10 @@ def test_params_that_the_paper_knows_nothing_of_are_an_error_of_two(tmp_path: Pa
     write_params(tmp_path, {})
     result = salcli("table", "--paper", "--params", str(tmp_path / "params.yaml"))
     assert result.exit_code == 2
-    assert "looked for: digits-0-7, small-cnn, π 0.1, OOD digits-8-9, photo-patches; SAL, MSP" in result.stderr
+    assert (
+        "looked for: digits-0-7, small-cnn, π 0.1, OOD digits-8-9, photo-patches; SAL, SAL (post-hoc), MSP"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize("option", ["--all", "--scratch"])

@@ -34,6 +34,9 @@ BACKBONES = (
     "any other wrn-DEPTH-WIDTH, torchvision:NAME"
 )
 LABELED = ", ".join(sorted(labeled_sets()))
+METHODS = (
+    "'sal', 'sal-posthoc', 'msp', 'odin', 'mahalanobis', 'energy', 'knn', 'react', 'dice', 'ash', 'gradnorm' or 'vim'"
+)
 
 
 def sections(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
@@ -137,6 +140,13 @@ def test_the_known_methods_are_those_that_evaluate_can_score(workspace: Workspac
         ("train_id.batch_size", 1, "must be greater than or equal to 2, got 1"),
         ("train_id.lr", float("inf"), "must be a finite number, got inf"),
         ("train_id.momentum", 1, "must be less than 1, got 1"),
+        ("evaluate.react_percentile", 0.9, "must be greater than or equal to 1, got 0.9"),
+        ("evaluate.ash_percentile", 100, "must be less than 100, got 100"),
+        ("evaluate.odin_temperature", 0, "must be greater than 0, got 0"),
+        ("evaluate.odin_epsilon", -0.1, "must be greater than or equal to 0, got -0.1"),
+        ("evaluate.vim_dim", 0, "must be auto or an integer of at least 1, got 0"),
+        ("evaluate.vim_dim", "half", "must be auto or an integer of at least 1, got 'half'"),
+        ("evaluate.vim_dim", True, "must be auto or an integer of at least 1, got True"),
         ("train_ood.candidate_id", 1, "must be a valid boolean, got 1"),
         ("device", "cud", "no device is called cud (did you mean cuda?); known: auto, cpu, cuda, cuda:0, mps"),
         ("device", "cuda:9999", "no device is called cuda:9999 (did you mean cuda:0?); known: auto, cpu, cuda, cuda:0, mps"),  # noqa: E501
@@ -147,9 +157,9 @@ def test_a_bad_value_is_named_with_what_is_right(key: str, value: object, messag
 
 
 def test_a_bad_item_is_named_by_its_place_in_the_list() -> None:
-    assert complaints({"seeds": [0, -1], "evaluate.methods": ["odin", "sal"]}) == {
+    assert complaints({"seeds": [0, -1], "evaluate.methods": ["odni", "sal"]}) == {
         "seeds.1": "must be greater than or equal to 0, got -1",
-        "evaluate.methods.0": "must be 'sal', 'msp', 'energy' or 'knn', got 'odin'",
+        "evaluate.methods.0": f"must be {METHODS}, got 'odni' (did you mean odin?)",
     }
 
 

@@ -101,6 +101,20 @@ def test_the_papers_ood_sets_are_the_presets_in_the_same_order(name: str) -> Non
     assert [ood.removesuffix("-2d") for ood in shown] == list(dict.fromkeys(in_paper))
 
 
+def test_the_methods_are_the_rows_of_its_table_that_exist() -> None:
+    posthoc = ["sal", "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice"]
+    expected = {
+        "main-cifar100": [*posthoc, "ash"],
+        "cifar10": [*posthoc, "ash"],
+        "resnet18": posthoc,
+        "resnet34": posthoc,
+        "post-hoc-cifar10": ["sal", "sal-posthoc"],
+        "post-hoc-cifar100": ["sal", "sal-posthoc"],
+    }
+    for name in OF_THE_PAPER:
+        assert preset(name).params["evaluate"]["methods"] == expected.get(name, ["sal"]), name
+
+
 @pytest.mark.parametrize("name", sorted(set(OF_THE_PAPER) - {"toy"}))
 def test_the_protocol_is_that_of_the_paper(name: str) -> None:
     params = preset(name).params

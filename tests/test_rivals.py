@@ -10,13 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from salcli.rivals.posthoc import energy, knn, msp
+from salcli.rivals.activation_scores import ash, dice, react
+from salcli.rivals.feature_scores import TiedGaussians, VirtualLogits, knn
+from salcli.rivals.head import Head
+from salcli.rivals.logit_scores import energy, gradnorm, msp
 
 SEEDS = st.integers(0, 10_000)
 
 
 def random_matrix(seed: int, n: int, size: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(n, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def activations(seed: int, n: int, n_features: int = 7) -> Tensor:
+    """As after a ReLU: half of them are zero."""
+    return random_matrix(seed, n, n_features).clamp(min=0).float()
 
 
 @given(seed=SEEDS, n=st.integers(1, 6), n_classes=st.integers(1, 6), scale=st.floats(0.1, 20))
@@ -92,10 +100,55 @@ def test_a_feature_of_zeros_is_as_far_from_all_neighbours_as_they_are_long() -> 
     assert float(found) == pytest.approx(-1)
 
 
+@settings(max_examples=20)
+@given(seed=SEEDS, n=st.integers(1, 30), queries_at_once=st.integers(1, 40), k=st.integers(1, 25))
+def test_knn_gives_the_same_in_chunks_of_any_size(seed: int, n: int, queries_at_once: int, k: int) -> None:
+    """The slow truth: the whole matrix of distances, sorted."""
+    features, neighbours = random_matrix(seed, n, 20).float(), random_matrix(seed + 1, 25, 20).float()
+    unit, unit_neighbours = (one.double() / one.double().norm(dim=1, keepdim=True) for one in (features, neighbours))
+    distances = (unit[:, None] - unit_neighbours).square().sum(dim=2).sqrt()
+    found = knn(features, neighbours, torch.zeros(25, dtype=torch.int64), k, queries_at_once)
+    torch.testing.assert_close(found.double(), -distances.sort(dim=1).values[:, k - 1], rtol=0, atol=1e-6)
+
+
+@settings(max_examples=20)
+@given(seed=SEEDS, n_classes=st.integers(2, 6))
+def test_gradnorm_is_the_norm_that_a_backward_pass_gives(seed: int, n_classes: int) -> None:
+    features = activations(seed, 4).double()
+    layer = torch.nn.Linear(7, n_classes, dtype=torch.float64)
+    expected = []
+    for feature in features:
+        layer.zero_grad()
+        (-layer(feature).log_softmax(0).sum() / n_classes).backward()  # cross-entropy with uniform targets
+        assert layer.weight.grad is not None
+        expected.append(float(layer.weight.grad.abs().sum()))
+    assert gradnorm(features, layer(features).detach()).tolist() == pytest.approx(expected)
+
+
 def test_samples_like_the_training_data_score_higher_with_every_rival() -> None:
-    """One direction for all: a confident, familiar sample above an undecided, strange one."""
-    logits = torch.tensor([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
-    neighbours = torch.tensor([[1.0, 0.1], [1.0, 0.0], [1.0, -0.1]])
-    features = torch.tensor([[1.0, 0.05], [-1.0, 0.0]])
-    for scores in (msp(logits), energy(logits), knn(features, neighbours, torch.tensor([0, 1, 2]), k=2)):
-        assert scores[0] > scores[1]
+    """One direction for all: long features near a class mean above short ones that no class is near to."""
+    generator = torch.Generator().manual_seed(0)
+    head, labels = (
+        Head(torch.eye(8, dtype=torch.float64)[:3], torch.zeros(3, dtype=torch.float64)),
+        torch.arange(300) % 3,
+    )
+
+    def familiar() -> Tensor:
+        return 8 * torch.eye(8)[labels] + torch.rand(300, 8, generator=generator)
+
+    known, features, strange = familiar(), familiar(), 2 * torch.rand(300, 8, generator=generator)
+    both = torch.cat([features, strange])
+    logits = head.logits(both)
+    scores = {
+        "msp": msp(logits),
+        "energy": energy(logits),
+        "gradnorm": gradnorm(both, logits),
+        "knn": knn(both, known, labels, 20),
+        "mahalanobis": TiedGaussians.fit(known, labels).score(both),
+        "vim": VirtualLogits.fit(head, known, labels, 4).score(both),
+        "react": react(both, head, known, labels, 90.0),
+        "dice": dice(both, head, known, labels, 90.0),
+        "ash": ash(both, head, 50.0),  # at 90 it keeps one of eight, and its exponential prefers the undecided
+    }
+    for name, score in scores.items():
+        assert score[:300].median() > score[300:].quantile(0.9), name

@@ -15,7 +15,9 @@ from typing import Any
 REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from salcli.paper import figures  # noqa: E402
 from salcli.params_file import edited  # noqa: E402
+from salcli.reporting.results_table import LABELS  # noqa: E402
 
 FOLDER = REPOSITORY / "salcli" / "presets"
 FIVE_SETS = ["svhn", "places365", "lsun-c", "lsun-r", "textures"]  # in the order of the paper's tables
@@ -220,8 +222,15 @@ def texts() -> dict[str, str]:
     """Every preset's file: name → text."""
     base = (REPOSITORY / "params.yaml").read_text(encoding="utf-8")
     return {"default": base} | {
-        name: _header(name, recipe) + edited(base, recipe.base | recipe.values) for name, recipe in RECIPES.items()
+        name: _header(name, recipe) + edited(base, recipe.base | {"evaluate.methods": methods(name)} | recipe.values)
+        for name, recipe in RECIPES.items()
     }
+
+
+def methods(table: str) -> list[str]:
+    """The rows of a table that we can compute; a variant of SAL is SAL with other params."""
+    rows = {figure.method for figure in figures() if figure.setting.table == table}
+    return [method for method, label in LABELS.items() if label in rows or method == "sal"]
 
 
 def _header(name: str, recipe: Recipe) -> str:

@@ -277,7 +277,7 @@ def evaluate(
         params,
         assignments,
         flags,
-        reads=("data.id", "numerics", "evaluate"),
+        reads=("data.id", "numerics", "filter", "evaluate"),
         ood=ood,
         unseen=unseen,
         seed=seed,

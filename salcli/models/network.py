@@ -52,11 +52,19 @@ class Classifier(nn.Module):
         """The width of the features."""
         return self.head.in_features
 
+    def normalised(self, images: Tensor) -> Tensor:
+        """What the backbone sees (n, C, H, W)."""
+        return (images.float() / 255 - self.mean) / self.std
+
     def features(self, images: Tensor) -> Tensor:
         """What the head sees (n × D)."""
-        normalised = (images.float() / 255 - self.mean) / self.std
-        features: Tensor = self.backbone(normalised)
+        features: Tensor = self.backbone(self.normalised(images))
         return features
+
+    def logits_of_normalised(self, normalised: Tensor) -> Tensor:
+        """Class logits (n × K) of images that are normalised already, for what takes gradients w.r.t. them."""
+        logits: Tensor = self.head(self.backbone(normalised))
+        return logits
 
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features (n × D) and class logits (n × K)."""

@@ -11,9 +11,8 @@ import pandas as pd
 from salcli.errors import MissingArtifactError
 from salcli.paper.figures import OF_ALL_SETS, settings
 from salcli.presets import presets
-from salcli.reporting.paper_match import METRICS, NO_SINGLE_SET, matching_settings, our_method, sal_names
+from salcli.reporting.paper_match import METRICS, NO_SINGLE_SET, matching_settings, our_method, paper_names
 from salcli.reporting.results import AVERAGE
-from salcli.reporting.results_table import LABELS
 
 if TYPE_CHECKING:
     from salcli.paper import Figure, Setting
@@ -91,11 +90,7 @@ def _compare(runs: pd.DataFrame, setting: Setting, params: Params) -> Comparison
         setting=setting,
         place=presets()[setting.table].paper,
         rows=rows,
-        only_ours=[
-            sal_names(params)[0] if method == "sal" else LABELS.get(method, method)
-            for method in params.evaluate.methods
-            if method not in known
-        ],
+        only_ours=[paper_names(method, params)[0] for method in params.evaluate.methods if method not in known],
         not_evaluated=[test for wild, test in sets if (wild, test) not in evaluated],
         n_seeds=int(runs["seed"].nunique()),
     )

@@ -49,28 +49,39 @@ def matching_settings(params: Params) -> list[Setting]:
 def our_method(paper_method: str, params: Params) -> str | None:
     """Our name of a method of the paper, None where it is not among the evaluated ones."""
     for method in params.evaluate.methods:
-        names = sal_names(params) if method == "sal" else [LABELS.get(method, method)]
-        if paper_method in names:
+        if paper_method in paper_names(method, params):
             return method
     return None
 
 
 def sal_names(params: Params) -> list[str]:
     """What the paper calls SAL with these params; a mixture of its variants has a name that it does not know."""
-    chosen = params.filter
-    differences = [
-        name
-        for name, differs in {
-            "gradnorm filter": chosen.score == "gradnorm",
-            "class-agnostic": chosen.svd == "class-agnostic",
-            "random-labels": chosen.labels == "random",
-            "candidate-id": params.train_ood.candidate_id,
-            "global reference": chosen.reference == "global",
-            f"c={chosen.n_vectors}": chosen.n_vectors > 1,
-        }.items()
-        if differs
-    ]
+    variants = {
+        "gradnorm filter": params.filter.score == "gradnorm",
+        "candidate-id": params.train_ood.candidate_id,
+    }
+    differences = [*(name for name, differs in variants.items() if differs), *_variants_of_tau(params)]
     return [f"SAL ({', '.join(differences)})"] if differences else ["SAL", "SAL (c=1)"]
+
+
+def paper_names(method: str, params: Params) -> list[str]:
+    """What the paper calls one of our methods with these params."""
+    if method == "sal":
+        return sal_names(params)
+    if method == "sal-posthoc":  # τ itself: what is done with it afterwards makes no difference
+        return [f"SAL ({', '.join(['post-hoc', *_variants_of_tau(params)])})"]
+    return [LABELS.get(method, method)]
+
+
+def _variants_of_tau(params: Params) -> list[str]:
+    chosen = params.filter
+    variants = {
+        "class-agnostic": chosen.svd == "class-agnostic",
+        "random-labels": chosen.labels == "random",
+        "global reference": chosen.reference == "global",
+        f"c={chosen.n_vectors}": chosen.n_vectors > 1,
+    }
+    return [name for name, differs in variants.items() if differs]
 
 
 def _fits(setting: Setting, params: Params) -> bool:
@@ -90,11 +101,12 @@ def _experiments(params: Params) -> set[tuple[str, str]]:
 
 
 def _nothing_found(params: Params) -> str:
-    data, methods = params.data, ", ".join(LABELS.get(name, name) for name in params.evaluate.methods if name != "sal")
+    data = params.data
+    rivals = ", ".join(paper_names(method, params)[0] for method in params.evaluate.methods if method != "sal")
     lines = [
         "the paper reports no FPR95 or AUROC for these params",
         f"looked for: {data.id}, {params.model.backbone}, π {data.pi:g}, OOD {', '.join(data.ood)}; "
-        f"{', '.join(filter(None, [sal_names(params)[0], methods]))}",
+        f"{', '.join(filter(None, [sal_names(params)[0], rivals]))}",
     ]
     only_errors = [setting.table for setting in settings() if _fits(setting, params) and not _comparable(setting)]
     if only_errors:

@@ -18,7 +18,20 @@ if TYPE_CHECKING:
 
     from salcli.reporting.results import Results, Row
 
-LABELS = {"sal": "SAL", "msp": "MSP", "energy": "Energy", "knn": "KNN"}
+LABELS = {
+    "sal": "SAL",
+    "sal-posthoc": "SAL (post-hoc)",
+    "msp": "MSP",
+    "odin": "ODIN",
+    "mahalanobis": "Mahalanobis",
+    "energy": "Energy",
+    "knn": "KNN",
+    "react": "ReAct",
+    "dice": "DICE",
+    "ash": "ASH",
+    "gradnorm": "GradNorm",
+    "vim": "ViM",
+}
 FULL_WIDTH = 96  # columns of a terminal that mean ± std needs
 HEADER = ["OOD test set", "method", *METRICS.values()]
 

@@ -22,13 +22,16 @@ def outlier_scores(G: CentredGradients, V: Float[Tensor, "v k d"], n_vectors: in
 
 
 def gradnorm_outlier_scores(source: FactorSource) -> Float[Tensor, " n"]:
-    """−‖p − uniform‖₁ · ‖f‖₁: GradNorm (Huang et al., 2021), which is higher for ID data, negated."""
-    parts = []
-    for chunk in source.chunks():
-        probabilities = chunk.probabilities().double()  # n, K
-        spread = (probabilities - 1 / probabilities.shape[1]).abs().sum(dim=1)
-        parts.append(-spread * chunk.feature.double().abs().sum(dim=1))
-    return torch.cat(parts)
+    """GradNorm (Huang et al., 2021), which is higher for ID data, negated."""
+    return torch.cat(
+        [-uniform_gradient_norm(chunk.probabilities().double(), chunk.feature.double()) for chunk in source.chunks()]
+    )
+
+
+def uniform_gradient_norm(probabilities: Float[Tensor, "n k"], feature: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """‖p − uniform‖₁ · ‖f‖₁: the L1 norm of the last layer's gradient, had the target been the uniform distribution."""
+    spread = (probabilities - 1 / probabilities.shape[1]).abs().sum(dim=1)
+    return spread * feature.abs().sum(dim=1)
 
 
 def reference_gradients(id_train: FactorSource, n_classes: int, *, class_conditional: bool) -> Float[Tensor, "c k d"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,17 +16,11 @@ from salcli.artifacts.splits import read_wild_truth
 from salcli.compute.processes import processes
 from salcli.errors import BadArtifactError, ThresholdError
 from salcli.progress import Silent
-from salcli.sal.scores import (
-    class_agnostic_scores,
-    class_conditional_scores,
-    gradnorm_outlier_scores,
-    reference_gradients,
-)
+from salcli.sal.scores import gradnorm_outlier_scores
 from salcli.sal.threshold import SeparationErrors, score_threshold, separation_errors, working_quantiles
-from salcli.seeding import generator
+from salcli.stages.tau import tau, unlabeled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -143,67 +136,21 @@ def _open(workspace: Workspace, ood: str, seed: int) -> _Gradients:
 
 def _score(gradients: _Gradients, params: FilterParams, seed: int, task: Task) -> tuple[Tensor, Tensor]:
     """Outlier scores of the wild data, and of the ID data that the threshold is chosen on."""
-    gradients = _as_configured(gradients, params, seed)
+    gradients = _Gradients(
+        gradients.id_train,
+        unlabeled(gradients.calibration, params, seed, "calibration"),
+        unlabeled(gradients.wild, params, seed, "wild"),
+    )
     held_out = params.calibration == "holdout"
     reference_sample = gradients.calibration if held_out else gradients.id_train
     if params.score == "gradnorm":
         return gradnorm_outlier_scores(gradients.wild), gradnorm_outlier_scores(reference_sample)
     if params.calibration == "id-svd":
-        (wild_tau,) = _tau(gradients, params, gradients.wild, [gradients.wild], task)
-        (id_tau,) = _tau(gradients, params, gradients.id_train, [gradients.id_train], Silent())
+        (wild_tau,) = tau(gradients.wild, [gradients.wild], gradients.id_train, params, task)
+        (id_tau,) = tau(gradients.id_train, [gradients.id_train], gradients.id_train, params, Silent())
         return wild_tau, id_tau
-    wild_tau, id_tau = _tau(gradients, params, gradients.wild, [gradients.wild, reference_sample], task)
+    wild_tau, id_tau = tau(gradients.wild, [gradients.wild, reference_sample], gradients.id_train, params, task)
     return wild_tau, id_tau
-
-
-def _as_configured(gradients: _Gradients, params: FilterParams, seed: int) -> _Gradients:
-    """Labels and gradient rows as asked for. Held-out ID samples are treated just as wild samples are."""
-    n_classes = gradients.wild.n_classes
-    id_train, calibration, wild = gradients.id_train, gradients.calibration, gradients.wild
-    if params.labels == "random":
-        rng = generator(seed, "random-labels")
-        calibration, wild = (
-            file.relabelled(torch.from_numpy(rng.integers(n_classes, size=len(file)))) for file in (calibration, wild)
-        )
-    else:
-        calibration = calibration.relabelled(calibration.predicted)
-    if params.gradient == "predicted-row" and params.score == "sal":
-        id_train, calibration, wild = (file.predicted_row() for file in (id_train, calibration, wild))
-    return _Gradients(id_train, calibration, wild)
-
-
-def _tau(
-    gradients: _Gradients, params: FilterParams, spectrum_of: GradientFile, sources: list[GradientFile], task: Task
-) -> list[Tensor]:
-    n_classes = gradients.wild.n_classes
-    per_class_reference = params.reference == "class-conditional"
-    if params.svd == "class-agnostic":
-        reference = reference_gradients(gradients.id_train, n_classes, class_conditional=per_class_reference)
-        return class_agnostic_scores(spectrum_of, sources, reference, params.n_vectors, processes())
-    shared = None
-    if not per_class_reference:
-        shared = reference_gradients(gradients.id_train, n_classes, class_conditional=False)
-    scores = class_conditional_scores(
-        spectrum_of,
-        sources,
-        gradients.id_train,
-        _own_classes(n_classes, task),
-        params.n_vectors,
-        shared_reference=shared,
-    )
-    return [_first_defined(processes().collect(own)) for own in scores]
-
-
-def _own_classes(n_classes: int, task: Task) -> Iterator[int]:
-    """Each class is a problem of its own, so of several processes each takes some."""
-    for k in range(processes().rank, n_classes, processes().size):
-        yield k
-        task.advance(processes().size)
-
-
-def _first_defined(scores: list[Tensor]) -> Tensor:
-    """What each process scored; the rest of its scores is NaN."""
-    return reduce(lambda first, second: torch.where(first.isnan(), second, first), scores)
 
 
 def _threshold(calibration_tau: Tensor, wild_tau: Tensor, quantile: float) -> float:

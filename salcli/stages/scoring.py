@@ -1,0 +1,167 @@
+"""What every method of `evaluate` says about the test data: one pass of each network, and one more for ODIN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from salcli.artifacts import layout
+from salcli.artifacts.checkpoint import read_header, read_network
+from salcli.artifacts.fingerprint import check_made_with
+from salcli.artifacts.gradients import GradientFile
+from salcli.inference import in_batches
+from salcli.models.network import OodClassifier
+from salcli.progress import Silent
+from salcli.rivals.logit_scores import msp
+from salcli.rivals.odin import odin_logits
+from salcli.sal.gradients import Factors, last_layer_residual
+from salcli.stages.inputs import LabeledImages, classifier_of, mixture_of
+from salcli.stages.rival_scores import RIVALS, ClassifierOutputs
+from salcli.stages.tau import tau, unknown_labels, unlabeled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from torch import Tensor
+
+    from salcli.artifacts.layout import Workspace
+    from salcli.compute.image_rows import ImageRows
+    from salcli.compute.numerics import Compute
+    from salcli.inference import Outputs
+    from salcli.models.network import Classifier
+    from salcli.params import Params
+    from salcli.progress import Task
+
+
+@dataclass(frozen=True)
+class TestScores:
+    """One method's scores (higher = more ID-like) and the accuracy of the network they come from."""
+
+    id: np.ndarray
+    ood: np.ndarray
+    id_accuracy: float
+
+
+def n_passes(methods: tuple[str, ...]) -> int:
+    """How often all test images go through a network."""
+    return ("sal" in methods) + ("odin" in methods) + bool(set(methods) - {"sal"})
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The test data, and everything that methods score them with."""
+
+    workspace: Workspace
+    params: Params
+    ood: str
+    seed: int
+    id_test: LabeledImages
+    ood_test: ImageRows
+    compute: Compute
+    task: Task
+
+    def scores(self) -> dict[str, TestScores]:
+        """Of all methods of params.yaml, in its order."""
+        methods = self.params.evaluate.methods
+        found = self._of_the_ood_classifier() if "sal" in methods else {}
+        if set(methods) - {"sal"}:
+            found |= self._of_the_id_classifier()
+        return {method: found[method] for method in methods}
+
+    def _of_the_ood_classifier(self) -> dict[str, TestScores]:
+        """The OOD classifier's own output."""
+        found = self.workspace.find(layout.ood_classifier(self.ood, self.seed))
+        network = read_network(found, OodClassifier)
+        made_with = read_header(found).about
+        # of another mixture it may have seen what is in the OOD test set now
+        for link, place in (
+            ("network", layout.classifier(self.seed)),
+            ("wild", layout.wild_mixture(self.ood, self.seed)),
+        ):
+            check_made_with(found, str(made_with.get(link)), self.workspace.find(place))
+        logits, score = self._outputs(network, network.forward)
+        return {"sal": self._split(score.double(), logits)}
+
+    def _of_the_id_classifier(self) -> dict[str, TestScores]:
+        """All others. ID and OOD test data are scored together, so that every method is fitted once."""
+        network, _ = classifier_of(self.workspace, self.seed)
+        features, logits = self._outputs(network, network.features_and_logits)
+        outputs = ClassifierOutputs(
+            features, logits, network.head, lambda: self._id_train, self.params.evaluate, self.task
+        )
+        scores: dict[str, Tensor] = {}
+        for method in self.params.evaluate.methods:
+            if method in RIVALS:
+                scores[method] = RIVALS[method](outputs)
+            elif method == "odin":
+                scores[method] = self._odin(network)
+            elif method == "sal-posthoc":
+                scores[method] = self._sal_posthoc(features, logits)
+        return {method: self._split(score, logits) for method, score in scores.items()}
+
+    def _odin(self, network: Classifier) -> Tensor:
+        chosen = self.params.evaluate
+
+        def logits(images: Tensor) -> Tensor:
+            return odin_logits(
+                network.logits_of_normalised,
+                network.normalised(images),
+                network.spec.std,
+                chosen.odin_temperature,
+                chosen.odin_epsilon,
+            )
+
+        return msp(self._outputs(network, logits)[0], chosen.odin_temperature)
+
+    def _sal_posthoc(self, features: Tensor, logits: Tensor) -> Tensor:
+        """−τ with the filter's ∇̄ and v, which are made again from the stored gradients.
+
+        Where no wild sample is predicted as a class, there is no outlier of that class to look like: τ is 0, as it is
+        along every direction in which the wild gradients do not spread.
+        """
+        chosen, predicted = self.params.filter, logits.argmax(1)
+        label = unknown_labels(predicted, logits.shape[1], chosen, self.seed, "test")
+        test = Factors(last_layer_residual(logits, label), features, label)
+        wild = unlabeled(self._wild, chosen, self.seed, "wild")
+        (outlier_score,) = tau(wild, [test], self._id_train, chosen, Silent())
+        undefined = outlier_score.isnan() & features.isfinite().all(1)
+        if n_undefined := int(undefined.sum()):
+            self.task.note(
+                f"sal-posthoc: {n_undefined} test samples are of classes that no wild sample is predicted as; "
+                "nothing in the wild data speaks against them, so they count as ID"
+            )
+        return -torch.where(undefined, 0.0, outlier_score)
+
+    @cached_property
+    def _id_train(self) -> GradientFile:
+        """Features and gradients of the training data."""
+        return self._gradients(layout.id_gradients("train", self.seed))
+
+    @property
+    def _wild(self) -> GradientFile:
+        file = self._gradients(layout.wild_gradients(self.ood, self.seed))
+        check_made_with(file.found, file.wild, mixture_of(self.workspace, self.ood, self.seed))
+        return file
+
+    def _gradients(self, place: layout.Artifact) -> GradientFile:
+        file = GradientFile.open(self.workspace.find(place))
+        check_made_with(file.found, file.network, self.workspace.find(layout.classifier(self.seed)))
+        return file
+
+    def _outputs(self, network: Classifier, of_batch: Callable[[Tensor], Outputs]) -> list[Tensor]:
+        """Outputs of a network on the ID test set and, below, on the OOD test set."""
+        batches = [
+            batch
+            for images in (self.id_test.images, self.ood_test)
+            for batch in in_batches(network, of_batch, images, self.params.evaluate.batch_size, self.compute, self.task)
+        ]
+        return [torch.cat(parts) for parts in zip(*batches, strict=True)]
+
+    def _split(self, score: Tensor, logits: Tensor) -> TestScores:
+        n_id = len(self.id_test)
+        accuracy = (logits[:n_id].argmax(1) == self.id_test.labels).double().mean()
+        return TestScores(score[:n_id].numpy(), score[n_id:].numpy(), float(accuracy))
