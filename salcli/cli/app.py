@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from salcli import __version__
-from salcli.cli import data, fingerprints, projects, stages, views
+from salcli.cli import data, fingerprints, projects, stages, theory, views
 from salcli.cli.errors import friendly_errors
 
 if TYPE_CHECKING:
@@ -68,4 +68,5 @@ app.command(rich_help_panel=PIPELINE)(stages.evaluate)
 app.command(hidden=True)(fingerprints.fingerprints)
 app.command(rich_help_panel=RESULTS)(views.table)
 app.command(rich_help_panel=RESULTS)(views.inspect)
+app.command(rich_help_panel=RESULTS)(theory.theory)
 app.add_typer(data.app, name="data", rich_help_panel=EXPERIMENTS)
