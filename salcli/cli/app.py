@@ -59,6 +59,7 @@ def _salcli(
 EXPERIMENTS, PIPELINE, RESULTS = "Data and experiments", "The pipeline, stage by stage", "Results and files"
 app.command(rich_help_panel=EXPERIMENTS)(projects.init)
 app.command(rich_help_panel=EXPERIMENTS)(projects.presets)
+app.command(rich_help_panel=EXPERIMENTS)(theory.toy)
 app.command(rich_help_panel=PIPELINE)(stages.prepare)
 app.command("train-id", rich_help_panel=PIPELINE)(stages.train_id)
 app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)

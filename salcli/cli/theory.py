@@ -38,3 +38,29 @@ def theory(
         written += [*result.written, *figures]
     console.print(theory_view(done))
     session.finish(written, "salcli train-ood")
+
+
+def toy(
+    folder: Annotated[Path, typer.Argument(help="Where to put the figure.")] = Path("toy"),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; the figure is of the first.")] = 10,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    calibration: Annotated[
+        str, typer.Option(help="Whose threshold the figure shows: train, holdout or id-svd.")
+    ] = "train",
+) -> None:
+    """Run the paper's example in the plane: three Gaussians, two kinds of outliers, one figure."""
+    from salcli.errors import unknown_name
+    from salcli.reporting.console import console
+    from salcli.reporting.figure_file import FORMATS
+    from salcli.reporting.progress import ConsoleProgress
+    from salcli.reporting.toy_figure import write_toy_figure
+    from salcli.reporting.toy_table import toy_table
+    from salcli.stages import toy as stage
+
+    if calibration not in stage.CALIBRATIONS:
+        raise unknown_name("calibration", calibration, stage.CALIBRATIONS)
+    done = stage.run(range(first_seed, first_seed + seeds), progress=ConsoleProgress())
+    written = [folder / f"toy.{kind}" for kind in FORMATS]
+    write_toy_figure([result for result in done if result.seed == first_seed], calibration, written)
+    console.print(toy_table(done))
+    console.print(f"wrote {', '.join(str(path) for path in written)}", style="dim", highlight=False, markup=False)

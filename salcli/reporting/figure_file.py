@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from matplotlib import rc_context
+import numpy as np
+from matplotlib import rc_context, rcParamsDefault
+from matplotlib.colors import to_rgb
 
 from salcli.artifacts.atomic import atomic_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 ORANGE, PURPLE, GREEN, BLUE, GREY = "#E69F00", "#8B3A92", "#009E73", "#0072B2", "#555555"
 FORMATS = ("png", "svg")
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.spines.top": False,
@@ -32,15 +34,11 @@ STYLE: dict[str, Any] = {
 }
 
 
-@contextmanager
-def house_style() -> Iterator[None]:
+def house_style() -> AbstractContextManager[None]:
     """Inside, figures look alike whatever the user's own matplotlibrc says."""
-    with rc_context():
-        from matplotlib import rcdefaults, rcParams
-
-        rcdefaults()
-        rcParams.update(STYLE)
-        yield
+    settings: dict[Any, Any] = {**rcParamsDefault, **STYLE}
+    settings.pop("backend")  # rc_context cannot put it back
+    return rc_context(settings)
 
 
 def write_figure(figure: Figure, paths: Sequence[Path]) -> None:
@@ -54,8 +52,6 @@ def write_figure(figure: Figure, paths: Sequence[Path]) -> None:
 
 def log_floor(values: Sequence[Any]) -> float:
     """Where a logarithmic axis begins, so that a few scores of nearly zero do not squeeze all others."""
-    import numpy as np
-
     everything = np.concatenate([np.asarray(one, dtype=float) for one in values])
     positive = everything[everything > 0]
     return float(max(np.quantile(positive, 0.02), positive.max() * 1e-9)) if len(positive) else 1.0
@@ -63,16 +59,15 @@ def log_floor(values: Sequence[Any]) -> float:
 
 def densities(axes: Axes, samples: Sequence[tuple[Any, str, str]], bins: Any) -> None:
     """Outlined histograms of (values, name, colour), each with an area of its own: hatched, not by colour alone."""
-    import numpy as np
-
     for (values, name, colour), hatch in zip(samples, ("", "///", "..."), strict=False):
         inside = np.clip(values, bins[0], bins[-1])
         weights = np.full(len(inside), 1 / max(1, len(inside)))
-        look = {"histtype": "stepfilled", "linewidth": 1.4, "hatch": hatch, "label": name}
-        axes.hist(inside, bins, weights=weights, edgecolor=colour, facecolor=(*_rgb(colour), 0.25), **look)
+        axes.hist(
+            inside, bins, weights=weights, histtype="stepfilled", label=name, hatch=hatch, linewidth=1.4,
+            edgecolor=colour, facecolor=(*to_rgb(colour), 0.25),
+        )  # fmt: skip
 
 
-def _rgb(colour: str) -> tuple[float, float, float]:
-    from matplotlib.colors import to_rgb
-
-    return to_rgb(colour)
+def legend_below(axes: Axes, markerscale: float = 1) -> None:
+    """Where it hides no data; small dots are drawn larger."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, markerscale=markerscale)

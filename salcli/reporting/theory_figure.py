@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from salcli.reporting.figure_file import BLUE, GREY, ORANGE, PURPLE, densities, house_style, log_floor, write_figure
+from salcli.reporting.figure_file import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    densities,
+    house_style,
+    legend_below,
+    log_floor,
+    write_figure,
+)
 from salcli.sal.theory import required_discrepancy
 
 if TYPE_CHECKING:
@@ -24,7 +34,7 @@ N_BINS = 40
 def write_theory_figure(result: TheoryCheck, paths: Sequence[Path]) -> None:
     """Three panels, as PNG and SVG."""
     with house_style():
-        figure = Figure(figsize=(13, 3.9), layout="constrained")
+        figure = Figure(figsize=(13, 4.4), layout="constrained")
         scores, errors, condition = figure.subplots(1, 3)
         _scores(scores, result)
         _errors(errors, result)
@@ -45,7 +55,7 @@ def _scores(axes: Axes, result: TheoryCheck) -> None:
     densities(axes, samples, _score_axis(axes, result))
     _mark_threshold(axes, result)
     axes.set(title="(a) Filtering score", ylabel="share of samples")
-    axes.legend(loc="upper left")
+    legend_below(axes)
 
 
 def _errors(axes: Axes, result: TheoryCheck) -> None:
@@ -60,8 +70,8 @@ def _errors(axes: Axes, result: TheoryCheck) -> None:
     _score_axis(axes, result)
     _mark_threshold(axes, result)
     axes.set(title="(b) Errors against the threshold", ylabel="share", ylim=(-0.02, 1.02))
-    if axes.lines[1:]:
-        axes.legend(loc="center left")
+    if result.truth or result.estimated:
+        legend_below(axes)
 
 
 def _condition(axes: Axes, result: TheoryCheck) -> None:
@@ -69,15 +79,15 @@ def _condition(axes: Axes, result: TheoryCheck) -> None:
     axes.plot(pi, [required_discrepancy(one) for one in pi], color=GREY, label="1.011 √π (Theorem 2)")
     zeta = result.held_out
     # the bar reaches from ζ as the samples show it down to ζ without the part that is noise
-    low = zeta.zeta - zeta.without_noise
+    bar = np.array([[zeta.zeta - zeta.without_noise], [0.0]])
     places = [(result.mixture.pi, "D", BLUE, f"at π̂ = {result.mixture.pi:.3f} (by {result.mixture.score})")]
     if result.truth:
         places.insert(0, (result.truth.pi, "o", PURPLE, f"at the true π = {result.truth.pi:.3f}"))
     for place, marker, colour, name in places:
-        axes.errorbar(place, zeta.zeta, [[low], [0]], fmt=marker, color=colour, capsize=4, label=f"ζ {name}")
+        axes.errorbar(place, zeta.zeta, bar, fmt=marker, color=colour, capsize=4, label=f"ζ {name}")
     axes.set(title="(c) Condition on the discrepancy", xlabel="π", ylabel="ζ", xlim=(-0.02, 1.02))
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left")
+    legend_below(axes)
 
 
 def _score_axis(axes: Axes, result: TheoryCheck) -> np.ndarray:

@@ -25,7 +25,7 @@ def theory_view(done: Sequence[TheoryCheck]) -> Group:
 def _discrepancies(done: Sequence[TheoryCheck]) -> Table:
     table = plain_table(
         "Discrepancy ζ of ID and wild gradients (Definition 2)",
-        "wild OOD", "seed", "π", "π̂", "by", "ζ", "noise", "ζ − noise", "ζ train", "1.011 √π", "holds",
+        "wild OOD", "seed", "π", "π̂", "by", "ζ", "unbiased", "ζ train", "1.011 √π", "holds",
     )  # fmt: skip
     for result in done:
         zeta = result.held_out
@@ -36,16 +36,15 @@ def _discrepancies(done: Sequence[TheoryCheck]) -> Table:
             _figure(result.mixture.pi),
             result.mixture.score,
             _figure(zeta.zeta),
-            _figure(zeta.noise),
             _figure(zeta.without_noise),
             _figure(result.on_training_data.zeta),
             _figure(result.required),
             "yes" if result.condition_holds else "no",
         )
     table.caption = (
-        "ζ: P_in is calibration data, with predicted labels; ζ train: P_in is training data. noise: what two samples\n"
-        "of one distribution show; ζ − noise is free of it (squares subtracted), and has to reach 1.011 √π (Theorem 2).\n"
-        "π̂: estimated from scores alone."
+        "ζ: P_in is calibration data, with predicted labels; ζ train: P_in is training data. unbiased: ζ\n"
+        "without what two samples of one distribution show; it has to reach 1.011 √π (Theorem 2).\n"
+        "π̂: estimated without the truth, by the score that separates best."
     )
     table.caption_justify = "left"
     return table
@@ -54,7 +53,7 @@ def _discrepancies(done: Sequence[TheoryCheck]) -> Table:
 def _scores(done: Sequence[TheoryCheck]) -> Table:
     table = plain_table(
         "Mean τ (Theorem 4) and errors of the filter (Theorem 1)",
-        "wild OOD", "seed", "τ wild ID", "τ wild OOD", "bound", "ERR_in", "estimated", "ERR_out", "estimated",
+        "wild OOD", "seed", "τ wild ID", "τ wild OOD", "bound", "ERR_in", "est.", "ERR_out", "est.",
     )  # fmt: skip
     for result in done:
         truth = result.truth
@@ -69,8 +68,8 @@ def _scores(done: Sequence[TheoryCheck]) -> Table:
             *(_share(errors[side] if errors else None) for side in (0, 1) for errors in (true_errors, estimated)),
         )
     table.caption = (
-        "τ: of Eq. 4–7, one ∇̄ and one v for all classes; bound: 0.98 ζ²/π, the limit of Theorem 4, for wild OOD.\n"
-        "ERR_in, ERR_out: at the filter's own scores and T; estimated: from calibration scores and π̂, without the truth."
+        "τ: of Eq. 4–7, one ∇̄ and one v for all classes; bound: 0.98 ζ²/π, for wild OOD (Theorem 4).\n"
+        "ERR_in, ERR_out: of the filter's own scores and T; est.: without the truth, from calibration and π̂."
     )
     table.caption_justify = "left"
     return table

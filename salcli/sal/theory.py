@@ -78,9 +78,7 @@ class ErrorCurve:
     err_out: Float[Tensor, " t"]
 
 
-def error_curve(
-    wild: Float[Tensor, " m"], is_ood: Bool[Tensor, " m"], threshold: Float[Tensor, " t"]
-) -> ErrorCurve:
+def error_curve(wild: Float[Tensor, " m"], is_ood: Bool[Tensor, " m"], threshold: Float[Tensor, " t"]) -> ErrorCurve:
     """The true errors of {τ > T} for every T."""
     return ErrorCurve(threshold, _share_above(wild[~is_ood], threshold), 1 - _share_above(wild[is_ood], threshold))
 

@@ -162,7 +162,7 @@ def _open(workspace: Workspace, ood: str, seed: int) -> _Inputs:
         raise BadArtifactError(f"{found.path} and {files[2].found.path} are of different wild data; {found.cure}")
     filtered_with = read_filter_params(found)
     of_held_out = filtered_with["calibration"] == "holdout" and filtered_with["labels"] == "predicted"
-    return _Inputs(*files, candidates, tau_of_held_out=of_held_out)
+    return _Inputs(files[0], files[1], files[2], candidates, tau_of_held_out=of_held_out)
 
 
 def _outlier_scores(inputs: _Inputs, knn_k: int) -> dict[str, tuple[Tensor, Tensor]]:
