@@ -25,7 +25,7 @@ def theory_view(done: Sequence[TheoryCheck]) -> Group:
 def _discrepancies(done: Sequence[TheoryCheck]) -> Table:
     table = plain_table(
         "Discrepancy ζ of ID and wild gradients (Definition 2)",
-        "wild OOD", "seed", "π", "π̂", "by", "ζ", "unbiased", "ζ train", "1.011 √π", "holds",
+        "wild OOD", "seed", "π", "π̂", "by", "ζ", "debiased", "ζ train", "1.011 √π", "holds",
     )  # fmt: skip
     for result in done:
         zeta = result.held_out
@@ -42,8 +42,8 @@ def _discrepancies(done: Sequence[TheoryCheck]) -> Table:
             "yes" if result.condition_holds else "no",
         )
     table.caption = (
-        "ζ: P_in is calibration data, with predicted labels; ζ train: P_in is training data. unbiased: ζ\n"
-        "without what two samples of one distribution show; it has to reach 1.011 √π (Theorem 2).\n"
+        "ζ: P_in is calibration data, with predicted labels; ζ train: training data.\n"
+        "debiased: less what two samples of one distribution show; has to reach 1.011 √π (Theorem 2).\n"
         "π̂: estimated without the truth, by the score that separates best."
     )
     table.caption_justify = "left"
@@ -68,8 +68,8 @@ def _scores(done: Sequence[TheoryCheck]) -> Table:
             *(_share(errors[side] if errors else None) for side in (0, 1) for errors in (true_errors, estimated)),
         )
     table.caption = (
-        "τ: of Eq. 4–7, one ∇̄ and one v for all classes; bound: 0.98 ζ²/π, for wild OOD (Theorem 4).\n"
-        "ERR_in, ERR_out: of the filter's own scores and T; est.: without the truth, from calibration and π̂."
+        "τ: of Eq. 4–7, one ∇̄ and one v for all classes; bound: 0.98 ζ²/π, for OOD (Theorem 4).\n"
+        "ERR_in, ERR_out: of the filter's own scores and T; est.: without the truth."
     )
     table.caption_justify = "left"
     return table
