@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# As in the authors' own experiments with the estimator.
+# The values of the authors' code.
 DELTA, GAMMA = 0.1, 0.01
 
 
