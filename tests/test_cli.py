@@ -32,11 +32,22 @@ if TYPE_CHECKING:
     from salcli.artifacts.layout import Workspace
 
 STAGE_COMMANDS = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate"]
-COMMANDS = ["presets", "init", *STAGE_COMMANDS, "table", "inspect"]
+COMMANDS = ["presets", "toy", "init", *STAGE_COMMANDS, "table", "inspect", "theory"]
 CHAIN = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate", "table"]
 CONSOLE_SCRIPT = str(Path(sys.executable).with_name("salcli"))
 # pydantic is not among them: Typer itself uses it
-HEAVY = {"torch", "torchvision", "numpy", "pandas", "h5py", "safetensors", "scipy", "sklearn", "salcli.params"}
+HEAVY = {
+    "torch",
+    "torchvision",
+    "numpy",
+    "matplotlib",
+    "pandas",
+    "h5py",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "salcli.params",
+}
 
 
 def salcli(*arguments: str) -> Result:

@@ -53,3 +53,10 @@ def read_candidates(found: Found) -> Candidates:
         arrays = {name: np.asarray(file[name]) for name in file}
         links = about(file)
         return Candidates(**arrays, threshold=links["threshold"], network=links["network"], wild=links["wild"])
+
+
+def read_filter_params(found: Found) -> dict[str, Any]:
+    """The filter section of params.yaml that they were chosen with."""
+    with reading(found, KIND) as file:
+        chosen_with: dict[str, Any] = about(file)["filter"]
+        return chosen_with

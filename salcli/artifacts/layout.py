@@ -157,6 +157,16 @@ def filter_metrics(ood: str, seed: int) -> Artifact:
     return Artifact(f"runs/{seed}/{ood}/filter.json", f"salcli filter --ood {ood} --seed {seed}")
 
 
+def theory_metrics(ood: str, seed: int) -> Artifact:
+    """The discrepancy ζ, its condition, the estimate of π and the errors against T."""
+    return Artifact(f"runs/{seed}/{ood}/theory.json", f"salcli theory --ood {ood} --seed {seed}")
+
+
+def theory_figure(ood: str, seed: int, suffix: str) -> Artifact:
+    """The same as a figure: suffix is png or svg."""
+    return Artifact(f"runs/{seed}/{ood}/theory.{suffix}", f"salcli theory --ood {ood} --seed {seed}")
+
+
 def ood_classifier(ood: str, seed: int) -> Artifact:
     """The OOD classifier g_θ."""
     return Artifact(f"runs/{seed}/{ood}/ood-classifier.safetensors", f"salcli train-ood --ood {ood} --seed {seed}")

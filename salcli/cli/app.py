@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from salcli import __version__
-from salcli.cli import data, fingerprints, projects, stages, views
+from salcli.cli import data, fingerprints, projects, stages, theory, views
 from salcli.cli.errors import friendly_errors
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def _salcli(
 EXPERIMENTS, PIPELINE, RESULTS = "Data and experiments", "The pipeline, stage by stage", "Results and files"
 app.command(rich_help_panel=EXPERIMENTS)(projects.init)
 app.command(rich_help_panel=EXPERIMENTS)(projects.presets)
+app.command(rich_help_panel=EXPERIMENTS)(theory.toy)
 app.command(rich_help_panel=PIPELINE)(stages.prepare)
 app.command("train-id", rich_help_panel=PIPELINE)(stages.train_id)
 app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)
@@ -68,4 +69,5 @@ app.command(rich_help_panel=PIPELINE)(stages.evaluate)
 app.command(hidden=True)(fingerprints.fingerprints)
 app.command(rich_help_panel=RESULTS)(views.table)
 app.command(rich_help_panel=RESULTS)(views.inspect)
+app.command(rich_help_panel=RESULTS)(theory.theory)
 app.add_typer(data.app, name="data", rich_help_panel=EXPERIMENTS)

@@ -1,0 +1,103 @@
+"""What the theorems speak of, measured on data: the discrepancy ζ, its condition, and the errors against T.
+
+`docs/theory.md` says which data stand for which distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from salcli.sal.gradients import FactorSource, mean_gradient
+
+
+@dataclass(frozen=True)
+class GradientMoments:
+    """∇R of a sample (the mean gradient), and how far that mean is from the distribution's."""
+
+    mean: Float[Tensor, "k d"]
+    mean_square_error: float  # E‖sample mean − true mean‖², estimated
+
+
+@dataclass(frozen=True)
+class Discrepancy:
+    """Definition 2, from two samples. `noise` is what two samples of one distribution would show."""
+
+    zeta: float
+    noise: float  # root of the expected square
+
+    @property
+    def without_noise(self) -> float:
+        """The distributions' own discrepancy: E ζ² of the samples is its square plus that of the noise."""
+        return math.sqrt(max(0.0, self.zeta**2 - self.noise**2))
+
+
+def gradient_moments(source: FactorSource) -> GradientMoments:
+    """Mean and mean square error, streamed: ‖g_i‖² is ‖residual_i‖² ‖feature_i‖². NaN error for one sample."""
+    mean, n = mean_gradient(source), len(source)
+    squares = 0.0
+    for chunk in source.chunks():
+        own = chunk.residual.double().square().sum(dim=1) * chunk.feature.double().square().sum(dim=1)
+        squares += float(own.sum())
+    # rounding may leave the variance of equal gradients a hair below zero
+    variance = max(0.0, squares - n * float(mean.square().sum())) / (n - 1) if n > 1 else math.nan
+    return GradientMoments(mean, variance / n)
+
+
+def discrepancy(P: GradientMoments, Q: GradientMoments) -> Discrepancy:
+    """Definition 2: d_w(P, Q) = ‖∇R_P(h_w, ĥ) − ∇R_Q(h_w, ĥ)‖₂, gradients taken with predicted labels ĥ.
+
+    The norm is taken last, of the difference of two means: gradients that cancel each other count for nothing.
+    """
+    return Discrepancy(
+        zeta=float((P.mean - Q.mean).norm()),
+        noise=math.sqrt(P.mean_square_error + Q.mean_square_error),
+    )
+
+
+def required_discrepancy(pi: float) -> float:
+    """1.011 √π: from here on the main error vanishes (Theorem 2, with the optimal ID risk left out as in Table 5)."""
+    return 1.011 * math.sqrt(pi)
+
+
+def outlier_mean_bound(zeta: float, pi: float) -> float:
+    """0.98 ζ² / π: what Theorem 4's bound on the mean τ of wild OOD data tends to (η → 1, no ID risk, much data)."""
+    return 0.98 * zeta**2 / pi
+
+
+@dataclass(frozen=True)
+class ErrorCurve:
+    """ERR_in and ERR_out (Theorem 1) as functions of the threshold T; NaN where a side is empty."""
+
+    threshold: Float[Tensor, " t"]
+    err_in: Float[Tensor, " t"]
+    err_out: Float[Tensor, " t"]
+
+
+def error_curve(wild: Float[Tensor, " m"], is_ood: Bool[Tensor, " m"], threshold: Float[Tensor, " t"]) -> ErrorCurve:
+    """The true errors of {τ > T} for every T."""
+    return ErrorCurve(threshold, _share_above(wild[~is_ood], threshold), 1 - _share_above(wild[is_ood], threshold))
+
+
+def estimated_error_curve(
+    wild: Float[Tensor, " m"], calibration: Float[Tensor, " n"], pi: float, threshold: Float[Tensor, " t"]
+) -> ErrorCurve:
+    """The same without the truth, from held-out ID scores and an estimate of π.
+
+    Held-out ID data are exchangeable with wild ID data, so they show ERR_in; what is then left of the wild share
+    above T, (1 − π) ERR_in + π (1 − ERR_out), is ERR_out.
+    """
+    err_in = _share_above(calibration, threshold)
+    if pi == 0:
+        return ErrorCurve(threshold, err_in, torch.full_like(err_in, math.nan))
+    found = (_share_above(wild, threshold) - (1 - pi) * err_in) / pi
+    return ErrorCurve(threshold, err_in, 1 - found.clamp(0, 1))
+
+
+def _share_above(scores: Float[Tensor, " n"], threshold: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
+    at_or_below = torch.searchsorted(scores.sort().values, threshold, right=True)
+    return 1 - at_or_below.double() / len(scores) if len(scores) else torch.full_like(threshold, math.nan)
