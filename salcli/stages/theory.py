@@ -17,7 +17,7 @@ from salcli.artifacts.gradients import GradientFile
 from salcli.artifacts.splits import read_wild_truth
 from salcli.errors import BadArtifactError
 from salcli.progress import Silent
-from salcli.rivals.posthoc import knn
+from salcli.rivals.feature_scores import knn
 from salcli.sal.mixture import MixtureEstimate, estimated_share
 from salcli.sal.scores import class_agnostic_scores, reference_gradients
 from salcli.sal.theory import (
