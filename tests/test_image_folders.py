@@ -77,7 +77,8 @@ def test_a_flat_folder_has_no_labels_and_serves_as_ood_only(tmp_path: Path) -> N
     shutil.rmtree(tmp_path / "workspace")
     message = refused(tmp_path, data_params(tmp_path, "fashion-mnist", image_size=SIZE), "fashion-mnist")
     assert message == (
-        "fashion-mnist has no labels, so it cannot be the ID set; put its images into one folder a class"
+        "fashion-mnist has no labels, so it cannot be the ID set; put its images into one folder a class, "
+        "or `labels` into its .npz file"
     )
 
 
