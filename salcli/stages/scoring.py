@@ -67,9 +67,10 @@ class Scoring:
     def scores(self) -> dict[str, TestScores]:
         """Of all methods of params.yaml, in its order."""
         methods = self.params.evaluate.methods
-        found = self._of_the_ood_classifier() if "sal" in methods else {}
-        if set(methods) - {"sal"}:
-            found |= self._of_the_id_classifier()
+        # first the ID classifier: a damaged one would only look like another one to the OOD classifier's check
+        found = self._of_the_id_classifier() if set(methods) - {"sal"} else {}
+        if "sal" in methods:
+            found |= self._of_the_ood_classifier()
         return {method: found[method] for method in methods}
 
     def _of_the_ood_classifier(self) -> dict[str, TestScores]:
