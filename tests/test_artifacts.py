@@ -399,6 +399,8 @@ def test_a_new_wild_mixture_makes_all_that_came_of_the_old_one_invalid(here: Pat
     message = refused("filter", *ONE, root=here)
     assert re.search(r"truth.h5 knows \d+ wild samples, but there are gradients of 642; make them again: ", message)
     message = refused("evaluate", *ONE, root=here)
+    assert "gradients-wild.h5 was made with another wild.h5" in message
+    message = refused("evaluate", "--method", "sal", *ONE, root=here)
     assert "ood-classifier.safetensors was made with another wild.h5" in message
     message = refused("train-ood", *ONE, root=here)
     assert "candidates.h5 was made with another wild.h5" in message

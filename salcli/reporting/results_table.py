@@ -39,7 +39,8 @@ HEADER = ["OOD test set", "method", *METRICS.values()]
 def rich_table(results: Results, width: int = FULL_WIDTH) -> Table:
     """For the terminal. In a narrow one the means alone are shown, rather than figures cut in two."""
     spread = width >= FULL_WIDTH
-    table = Table(title="OOD detection, in %", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(title="OOD detection, in %", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.title_justify, table.title_style = "left", "bold"
     for place, name in enumerate(HEADER):
         table.add_column(name, justify="right" if place > 1 else "left")
     for row, is_new_set in _with_breaks(results.rows()):
