@@ -211,3 +211,11 @@ def test_a_launcher_that_makes_no_sense_is_refused(workspace: Workspace, launche
     )  # fmt: skip
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_alone_ends_all_with_its_own_message(tmp_path: Path) -> None:
+    done = two_processes(str(REPOSITORY / "tests" / "one_fails.py"), cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("process 1: error: only this process has seen it") == 1
+    assert "[rank" not in done.stderr, "torch marks the tracebacks of the processes so"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from _thread import interrupt_main
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from salcli.errors import SalError
-from salcli.ranks import is_main, rank
+from salcli.ranks import is_main, rank, world_size
 
 # Typer's name for every mistake on the command line, wherever this version of it keeps the class
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 INTERRUPTED = 130
 SECONDS_FOR_MAIN = 2.0
+# how torch.distributed says that somebody at the other end is gone
+LOST_PEER = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe", re.IGNORECASE)
 
 
 @contextmanager
@@ -38,6 +41,10 @@ def friendly_errors() -> Iterator[None]:
         _fail(f"error: {_usage(error)}", BAD_INPUT)
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         _fail(f"error: {error.filename}: {error.strerror}; it should be a file that you may read", BAD_INPUT)
+    except RuntimeError as error:
+        if world_size() == 1 or not LOST_PEER.search(str(error)):
+            raise
+        _fail("error: another process has ended; its own message says why", BAD_INPUT)
     except KeyboardInterrupt:
         _fail("interrupted; nothing half written is left behind, run the same command again", INTERRUPTED)
 
