@@ -65,14 +65,17 @@ def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     """A copy with every dotted key set. Unknown keys are set too: validation then names them."""
     merged = deepcopy(dict(content))
     for key, value in overrides.items():
-        *sections, last = key.split(".")
-        target = merged
-        for section in sections:
-            if not isinstance(target.get(section), dict):
-                target[section] = {}
-            target = target[section]
-        target[last] = value
+        _set(merged, key, value)
     return merged
+
+
+def _set(content: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        if not isinstance(content.get(section), dict):
+            content[section] = {}
+        content = content[section]
+    content[last] = value
 
 
 def edited(text: str, values: Mapping[str, Any]) -> str:
@@ -82,19 +85,13 @@ def edited(text: str, values: Mapping[str, Any]) -> str:
     """
     if not values:
         return text
-    yaml = YAML()
+    yaml = YAML()  # round trip: as safe as its safe loader, and keeps comments
     yaml.width = 4096  # never breaks a line
     yaml.preserve_quotes = True
     yaml.representer.add_representer(type(None), _null)
     content = yaml.load(text)
     for key, value in values.items():
-        *sections, last = key.split(".")
-        target = content
-        for section in sections:
-            if not isinstance(target.get(section), dict):
-                target[section] = {}
-            target = target[section]
-        target[last] = _as_written(value)
+        _set(content, key, _as_written(value))
     written = StringIO()
     yaml.dump(content, written)
     return written.getvalue()

@@ -15,7 +15,7 @@ from torch import Tensor
 from salcli.compute.image_rows import ImageRows
 from salcli.sal.gradients import last_layer_residual
 from salcli.sal.objective import binary_sigmoid_risk, sal_objective
-from salcli.stages.train_ood import EndlessImages
+from salcli.stages.batches import EndlessImages
 
 LOGITS = st.lists(st.floats(-20, 20), min_size=1, max_size=8)
 

@@ -18,6 +18,7 @@ from salcli.compute.processes import Processes, joined
 from salcli.params import Params, load_params
 from salcli.stages import evaluate, extract_grads, train_id, train_ood
 from salcli.stages import filter as filter_stage
+from salcli.stages.batches import Batches
 from salcli.stages.inputs import id_images
 
 OOD, SEED = "digits-8-9", 0
@@ -54,7 +55,7 @@ def images_of_one_epoch(workspace: Workspace, params: Params, together: Processe
     """Which training samples this process got, by what they look like."""
     compute = Compute(torch.device("cpu"), params.numerics, together)
     training = id_images(workspace, params.data.id, "train", SEED)
-    batches = train_id._Batches(training, compute, Augmentation("none", torch.Generator()))
+    batches = Batches(training, compute, Augmentation("none", torch.Generator()))
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(0))
     return [image.numpy().tobytes().hex() for images, _ in batches(order.split(64)) for image in images]
 

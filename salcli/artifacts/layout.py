@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from salcli.errors import MissingArtifactError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRATCH = "scratch"
 RUNS = "runs"
@@ -59,6 +56,10 @@ class Workspace:
         except FileNotFoundError:
             raise MissingArtifactError(f"{artifact.name} is not there yet; make it with: {artifact.made_by}") from None
         return found
+
+    def given(self, name: str) -> Path:
+        """A file that the user names; a relative one counts from the workspace."""
+        return self.root / Path(name).expanduser()
 
     def how_to_make(self, artifact: Artifact) -> str:
         """The command that makes the artifact for this run: in scratch/, where the run is a scratch run."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from salcli.cli.options import PARAMS_YAML, ParamsFile
 
 
@@ -25,6 +23,6 @@ def fingerprints(params: ParamsFile = PARAMS_YAML) -> None:
     content = {
         "code": stage_fingerprints(),
         "data": {name: fingerprint_of_listing(read_from(name, root)) for name in (data.id, *data.ood, *data.test_ood)},
-        "weights": fingerprint_of_file(workspace.root / Path(weights).expanduser()) if weights else "",
+        "weights": fingerprint_of_file(workspace.given(weights)) if weights else "",
     }
     write_text(workspace.target(outside_fingerprints()), json.dumps(content, indent=2) + "\n")

@@ -9,6 +9,7 @@ import numpy as np
 from salcli.data.array_files import read_npz
 from salcli.data.catalogue import data_set
 from salcli.data.image_folder import read_folder
+from salcli.data.stand_in import stand_ins
 from salcli.errors import DataError
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def _load(entry: DataSet, root: Path) -> Source:
 
 def _own(entry: DataSet, root: Path) -> Path | None:
     """The folder or .npz file that stands in for a set."""
-    names = {path.name for path in root.iterdir()} if root.is_dir() else set()
-    # exact: iSUN/ is not isun/, on any file system
-    found = [root / name for name in (entry.name, f"{entry.name}.npz") if name in names]
+    found = stand_ins(entry.name, root)
     if len(found) > 1:
         raise DataError(f"both {found[0]} and {found[1]} stand for {entry.name}; keep one of them")
     return found[0] if found else None

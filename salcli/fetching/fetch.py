@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from salcli.data.stand_in import stand_ins
 from salcli.errors import DataError, FetchError, SalError
 from salcli.fetching.archives import archive_kind, unpack
 from salcli.fetching.download import download, part_of
@@ -47,13 +48,9 @@ def status(name: str, root: Path) -> Status:
 
 
 def stand_in(name: str, root: Path) -> Path | None:
-    """NAME/ with something in it, or NAME.npz: a set of one's own under a known name.
-
-    Compared letter by letter: where the file system takes MNIST/ for mnist/, the former is no stand-in.
-    """
-    present = {path.name for path in root.iterdir()} if root.is_dir() else set()
-    for path in (root / name, root / f"{name}.npz"):
-        if path.name in present and _is_there(path) and path.is_dir() == (path.suffix != ".npz"):
+    """NAME/ with something in it, or NAME.npz: a set of one's own under a known name."""
+    for path in stand_ins(name, root):
+        if _is_there(path) and path.is_dir() == (path.suffix != ".npz"):
             return path
     return None
 

@@ -12,12 +12,12 @@ from salcli.artifacts import layout
 from salcli.artifacts.atomic import write_text
 from salcli.artifacts.candidates import Candidates, write_candidates
 from salcli.artifacts.gradients import GradientFile
-from salcli.artifacts.splits import read_wild_truth
 from salcli.compute.processes import processes
 from salcli.errors import BadArtifactError, ThresholdError
 from salcli.progress import Silent
 from salcli.sal.scores import gradnorm_outlier_scores
 from salcli.sal.threshold import SeparationErrors, score_threshold, separation_errors, working_quantiles
+from salcli.stages.diagnosis import known_truth
 from salcli.stages.tau import tau, unlabeled
 
 if TYPE_CHECKING:
@@ -175,17 +175,8 @@ def _threshold(calibration_tau: Tensor, wild_tau: Tensor, quantile: float) -> fl
 
 def _diagnose(workspace: Workspace, is_candidate: Tensor, ood: str, seed: int) -> SeparationErrors | None:
     """Compare with the truth, where there is one, after everything is decided."""
-    truth = layout.wild_truth(ood, seed)
-    if not workspace.has(truth):
-        return None
-    found = workspace.find(truth)
-    is_ood = torch.from_numpy(read_wild_truth(found))
-    if len(is_ood) != len(is_candidate):
-        raise BadArtifactError(
-            f"{found.path} knows {len(is_ood)} wild samples, but there are gradients of {len(is_candidate)}; "
-            f"make them again: {workspace.how_to_make(layout.wild_gradients(ood, seed))}"
-        )
-    return separation_errors(is_candidate, is_ood)
+    is_ood = known_truth(workspace, len(is_candidate), ood, seed)
+    return None if is_ood is None else separation_errors(is_candidate, is_ood)
 
 
 def _metrics(result: Filtered) -> dict[str, object]:

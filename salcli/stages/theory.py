@@ -14,7 +14,6 @@ from salcli.artifacts import layout
 from salcli.artifacts.atomic import write_text
 from salcli.artifacts.candidates import Candidates, read_candidates, read_filter_params
 from salcli.artifacts.gradients import GradientFile
-from salcli.artifacts.splits import read_wild_truth
 from salcli.errors import BadArtifactError
 from salcli.progress import Silent
 from salcli.rivals.feature_scores import knn
@@ -30,6 +29,7 @@ from salcli.sal.theory import (
     outlier_mean_bound,
     required_discrepancy,
 )
+from salcli.stages.diagnosis import known_truth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,16 +200,9 @@ def _truth(
     workspace: Workspace, filter_score: Tensor, tau: Tensor, threshold: Tensor, ood: str, seed: int
 ) -> Truth | None:
     """For diagnosis, where the truth is known."""
-    place = layout.wild_truth(ood, seed)
-    if not workspace.has(place):
+    is_ood = known_truth(workspace, len(tau), ood, seed)
+    if is_ood is None:
         return None
-    found = workspace.find(place)
-    is_ood = torch.from_numpy(read_wild_truth(found))
-    if len(is_ood) != len(tau):
-        raise BadArtifactError(
-            f"{found.path} knows {len(is_ood)} wild samples, but there are gradients of {len(tau)}; "
-            f"make them again: {workspace.how_to_make(layout.wild_gradients(ood, seed))}"
-        )
     return Truth(
         pi=float(is_ood.double().mean()),
         mean_tau_id=float(tau[~is_ood].mean()),

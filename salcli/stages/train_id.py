@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,6 @@ from salcli.artifacts.curve import write_curve
 from salcli.artifacts.fingerprint import fingerprint, fingerprint_of_file
 from salcli.artifacts.resume import ResumePoint
 from salcli.compute.augmentation import Augmentation
-from salcli.compute.image_rows import DeviceImages
 from salcli.compute.numerics import computing
 from salcli.errors import ParamsError, WeightsError
 from salcli.inference import accuracy
@@ -25,17 +23,17 @@ from salcli.models.network import Classifier, NetworkSpec
 from salcli.models.weights import load_weights
 from salcli.progress import Silent
 from salcli.seeding import derived_seed
+from salcli.stages.batches import Batches
 from salcli.stages.inputs import id_images
 from salcli.training import BatchResult, Epoch, Run, reproducible, train
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from salcli.artifacts.layout import Workspace
     from salcli.compute.image_rows import ImageRows
-    from salcli.compute.numerics import Compute
     from salcli.params import ModelParams, Params
     from salcli.progress import Progress
     from salcli.stages.inputs import LabeledImages
@@ -66,12 +64,12 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
         with reproducible(seed, "train-id") as generator:
             network = Classifier(_spec(params.model, training))
             if params.train_id.weights:
-                _start_from(weights_file(workspace, params.train_id.weights), network, params.train_id.epochs)
+                _start_from(workspace.given(params.train_id.weights), network, params.train_id.epochs)
             augment_generator = torch.Generator().manual_seed(derived_seed(seed, "augment"))
             course = Run(
                 network=network,
                 objective=_objective,
-                batches=_Batches(training, compute, Augmentation(params.train_id.augment, augment_generator)),
+                batches=Batches(training, compute, Augmentation(params.train_id.augment, augment_generator)),
                 n_samples=len(training),
                 params=params.train_id,
                 compute=compute,
@@ -100,11 +98,6 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
     return TrainedClassifier(seed, curve[-1] if curve else None, train_accuracy, test_accuracy, written)
 
 
-def weights_file(workspace: Workspace, name: str) -> Path:
-    """Relative names count from the workspace."""
-    return workspace.root / Path(name).expanduser()
-
-
 def _start_from(weights: Path, network: Classifier, epochs: int) -> None:
     report = load_weights(network, weights)
     if epochs == 0 and not report.head_was_loaded:
@@ -124,7 +117,7 @@ def _made_with(workspace: Workspace, params: Params, seed: int) -> dict[str, Any
         "train_id": params.train_id.model_dump(),
         "model": params.model.model_dump(),
         "numerics": params.numerics.model_dump(),
-        **({"weights": fingerprint_of_file(weights_file(workspace, weights))} if weights else {}),
+        **({"weights": fingerprint_of_file(workspace.given(weights))} if weights else {}),
     }
 
 
@@ -132,22 +125,6 @@ def _objective(network: nn.Module, batch: Batch) -> BatchResult:
     images, labels = batch
     logits = network(images)
     return BatchResult(cross_entropy(logits, labels), (logits.argmax(1) == labels).sum())
-
-
-class _Batches:
-    """This process's part of every batch, on the device, augmented."""
-
-    def __init__(self, training: LabeledImages, compute: Compute, augment: Augmentation) -> None:
-        self._images = DeviceImages(training.images, compute.device, resident=True)
-        self._labels = training.labels.to(compute.device)
-        self._compute, self._augment = compute, augment
-
-    def __call__(self, order: Sequence[Tensor]) -> Iterator[Batch]:
-        own = [positions[self._compute.processes.part(len(positions))] for positions in order]
-        for positions, mine, images in zip(order, own, self._images.batches(own), strict=True):
-            part = self._compute.processes.part(len(positions))
-            labels = self._labels[mine.to(self._compute.device)]
-            yield self._augment(images, len(positions), part), labels
 
 
 def _spec(params: ModelParams, training: LabeledImages) -> NetworkSpec:

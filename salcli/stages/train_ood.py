@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from salcli.artifacts import layout
 from salcli.artifacts.candidates import Candidates, read_candidates
@@ -16,22 +16,19 @@ from salcli.artifacts.curve import write_curve
 from salcli.artifacts.fingerprint import check_made_with, fingerprint
 from salcli.artifacts.resume import ResumePoint
 from salcli.compute.augmentation import Augmentation
-from salcli.compute.image_rows import DeviceImages
 from salcli.compute.numerics import computing
 from salcli.models.network import OodClassifier
 from salcli.progress import Silent
 from salcli.sal.objective import sal_objective
 from salcli.seeding import derived_seed
-from salcli.stages.inputs import LabeledImages, classifier_of, id_images, wild_images
-from salcli.training import Batch, BatchResult, Epoch, Run, Stateful, reproducible, train
+from salcli.stages.batches import Batches, EndlessImages
+from salcli.stages.inputs import classifier_of, id_images, wild_images
+from salcli.training import Batch, BatchResult, Epoch, Run, reproducible, train
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from salcli.artifacts.layout import Found, Workspace
-    from salcli.compute.image_rows import ImageRows
-    from salcli.compute.numerics import Compute
     from salcli.params import Params
     from salcli.progress import Progress
 
@@ -66,24 +63,18 @@ def run(
     }
     with computing(params) as compute, reproducible(seed, f"train-ood/{ood}") as generator:
         augment_generator = torch.Generator().manual_seed(derived_seed(seed, f"augment/{ood}"))
-        batches = _Batches(
-            training=training,
-            outliers=EndlessImages(wild.select(candidates.is_candidate), compute, generator),
-            wild_id=EndlessImages(wild.select(~candidates.is_candidate), compute, generator)
-            if params.train_ood.candidate_id
-            else None,
-            compute=compute,
-            augment=Augmentation(params.train_ood.augment, augment_generator),
-        )
+        others = {"outliers": EndlessImages(wild.select(candidates.is_candidate), compute, generator)}
+        if params.train_ood.candidate_id:
+            others["wild_id"] = EndlessImages(wild.select(~candidates.is_candidate), compute, generator)
         course = Run(
             network=OodClassifier.on_top_of(classifier),
             objective=partial(_objective, loss_weight=params.train_ood.loss_weight),
-            batches=batches,
+            batches=Batches(training, compute, Augmentation(params.train_ood.augment, augment_generator), others),
             n_samples=len(training),
             params=params.train_ood,
             compute=compute,
             generator=generator,
-            stateful={"augmentation": augment_generator, **batches.stateful},
+            stateful={"augmentation": augment_generator, **others},
         )
         with (progress or Silent()).task(f"train-ood, {ood}, seed {seed}", course.n_images, "images") as task:
             config = {
@@ -111,72 +102,6 @@ def _objective(network: nn.Module, batch: Batch, *, loss_weight: float) -> Batch
     id_logit, outlier_logit = torch.cat([ood_logit[:n], ood_logit[2 * n :]]), ood_logit[n : 2 * n]
     loss = sal_objective(class_logits[:n], labels, id_logit, outlier_logit, loss_weight)
     return BatchResult(loss, (class_logits[:n].argmax(1) == labels).sum())
-
-
-class _Batches:
-    """This process's part of every batch, on the device, augmented."""
-
-    def __init__(
-        self,
-        training: LabeledImages,
-        outliers: EndlessImages,
-        wild_id: EndlessImages | None,
-        compute: Compute,
-        augment: Augmentation,
-    ) -> None:
-        self._images = DeviceImages(training.images, compute.device, resident=True)
-        self._labels = training.labels.to(compute.device)
-        self._outliers, self._wild_id = outliers, wild_id
-        self._compute, self._augment = compute, augment
-
-    @property
-    def stateful(self) -> dict[str, Stateful]:
-        """What a resumed run has to put back."""
-        sources = {"outliers": self._outliers, "wild_id": self._wild_id}
-        return {name: source for name, source in sources.items() if source is not None}
-
-    def __call__(self, order: Sequence[Tensor]) -> Iterator[Batch]:
-        part_of = self._compute.processes.part
-        own = [positions[part_of(len(positions))] for positions in order]
-        others = [
-            source.batches([len(positions) for positions in order])
-            for source in (self._outliers, self._wild_id)
-            if source is not None
-        ]
-        for positions, mine, images, *further in zip(order, own, self._images.batches(own), *others, strict=True):
-            n, part = len(positions), part_of(len(positions))
-            changed, *others_changed = (self._augment(some, n, part) for some in (images, *further))
-            yield changed, self._labels[mine.to(self._compute.device)], *others_changed
-
-
-class EndlessImages:
-    """Draws images without replacement, and begins anew when all have been drawn."""
-
-    def __init__(self, images: ImageRows, compute: Compute, generator: torch.Generator) -> None:
-        self._images = DeviceImages(images, compute.device, resident=True)
-        self._part_of = compute.processes.part
-        self._generator = generator
-        self._waiting = torch.empty(0, dtype=torch.int64)
-
-    def draw(self, n: int) -> Tensor:
-        """The positions of the next n images."""
-        while len(self._waiting) < n:
-            order = torch.randperm(len(self._images), generator=self._generator)
-            self._waiting = torch.cat([self._waiting, order])
-        drawn, self._waiting = self._waiting[:n], self._waiting[n:]
-        return drawn
-
-    def batches(self, sizes: Sequence[int]) -> Iterator[Tensor]:
-        """This process's part of the next batches of these sizes."""
-        return self._images.batches([self.draw(n)[self._part_of(n)] for n in sizes])
-
-    def get_state(self) -> Tensor:
-        """The positions that are drawn already and wait."""
-        return self._waiting
-
-    def set_state(self, state: Tensor) -> None:
-        """Go on from there."""
-        self._waiting = state
 
 
 def _matching_candidates(workspace: Workspace, classifier: Found, ood: str, seed: int) -> Candidates:
