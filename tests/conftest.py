@@ -8,6 +8,7 @@ import os
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ OOD = "digits-8-9"
 SEED = 0
 # a pipeline of seconds: the same code on the same data, with fewer epochs
 QUICK = {"seeds": [SEED], "train_id.epochs": 8, "train_ood.epochs": 3}
+
+# A shell starts background jobs with Ctrl-C ignored, and their children inherit it: its tests would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("repository", deadline=None, derandomize=True)
 settings.load_profile("repository")
