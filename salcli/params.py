@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Percentile = Annotated[float, Field(ge=1, lt=100)]  # from 1 on: a share like 0.9 is a mistake
-Method = Literal[
-    "sal",
+PosthocMethod = Literal[
     "sal-posthoc",
     "msp",
     "odin",
@@ -47,6 +48,8 @@ Method = Literal[
     "gradnorm",
     "vim",
 ]
+WildRival = Literal["oe", "energy-oe", "woods", "scone"]  # trained with the wild data, as SAL is
+Method = Literal["sal", WildRival, PosthocMethod]
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]
 
 
@@ -160,6 +163,51 @@ class TrainOodParams(TrainParams):
     candidate_id: bool
 
 
+class OeParams(_Section):
+    """Outlier Exposure (Hendrycks et al., 2019): wild samples should be predicted as every class alike."""
+
+    loss_weight: Positive
+
+
+class EnergyOeParams(_Section):
+    """Energy-OE (Liu et al., 2020): the energies of ID and wild samples should be beyond these margins."""
+
+    loss_weight: Positive
+    m_in: Annotated[float | Literal["auto"], PlainValidator(check.auto_or_number)]
+    m_out: Annotated[float | Literal["auto"], PlainValidator(check.auto_or_number)]
+
+
+class WoodsParams(_Section):
+    """WOODS (Katz-Samuels et al., 2022): wild samples should be called OOD, as far as two constraints allow."""
+
+    false_alarms: Share
+    loss_factor: Positive
+    multiplier_lr: Positive
+    penalty_growth: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    tolerance: NotNegative
+
+
+class SconeParams(WoodsParams):
+    """SCONE (Bai et al., 2023): WOODS with a margin on the energy of wild samples."""
+
+    margin: Number
+
+
+class TrainRivalParams(_Section):
+    """The numbers of each rival that is trained with the wild data. The schedule is that of train_ood."""
+
+    oe: OeParams
+    energy_oe: Annotated[EnergyOeParams, Field(alias="energy-oe")]
+    woods: WoodsParams
+    scone: SconeParams
+
+    def of(self, rival: str) -> _Section:
+        """One rival's."""
+        section = getattr(self, rival.replace("-", "_"))
+        assert isinstance(section, _Section)
+        return section
+
+
 class EvaluateParams(_Section):
     """Which methods are compared."""
 
@@ -172,6 +220,15 @@ class EvaluateParams(_Section):
     ash_percentile: Percentile
     vim_dim: Annotated[int | Literal["auto"], PlainValidator(check.auto_or_count)]
     batch_size: Count
+
+
+def _only_trained(evaluate: EvaluateParams, info: ValidationInfo) -> EvaluateParams:
+    """Methods that something is trained for, if they need it."""
+    untrained = {*evaluate.methods} & {*get_args(WildRival)} - {*info.data.get("rivals", get_args(WildRival))}
+    if untrained:
+        names = ", ".join(method for method in evaluate.methods if method in untrained)
+        raise ValueError(f"methods names {names}, which needs training with the wild data; name it in rivals, too")
+    return evaluate
 
 
 class Params(_Section):
@@ -191,7 +248,19 @@ class Params(_Section):
     extract_grads: ExtractGradsParams
     filter: FilterParams
     train_ood: TrainOodParams
-    evaluate: EvaluateParams
+    rivals: Annotated[tuple[WildRival, ...], Field(strict=False), AfterValidator(check.each_once)]
+    train_rival: TrainRivalParams
+    evaluate: Annotated[EvaluateParams, AfterValidator(_only_trained)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_methods(cls, raw: Any) -> Any:
+        """`methods: all` stands for every method that there is a network for."""
+        match raw:
+            case {"rivals": [*rivals], "evaluate": {"methods": "all"}}:
+                methods = ["sal", *rivals, *get_args(PosthocMethod)]
+                return raw | {"evaluate": raw["evaluate"] | {"methods": methods}}
+        return raw
 
 
 @dataclass(frozen=True)
@@ -253,7 +322,7 @@ def _nearest_key(where: list[str]) -> str:
     """In its own section, else anywhere: people forget the section."""
     section: Any = Params
     for part in where[:-1]:
-        section = section.model_fields[part].annotation
+        section = section.model_fields[part.replace("-", "_")].annotation
     return did_you_mean(where[-1], section.model_fields) or did_you_mean(".".join(where), _dotted_keys(Params))
 
 
@@ -262,7 +331,7 @@ def _dotted_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += _dotted_keys(inner, f"{prefix}{name}.")
+            keys += _dotted_keys(inner, f"{prefix}{field.alias or name}.")
         else:
             keys.append(prefix + name)
     return keys

@@ -40,11 +40,11 @@ Objective = Callable[[nn.Module, Batch], BatchResult]
 class Stateful(Protocol):
     """Something that has to go on where it was."""
 
-    def get_state(self) -> Tensor:
-        """All there is to know."""
+    def get_state(self) -> Any:
+        """All there is to know, as tensors."""
         ...
 
-    def set_state(self, state: Tensor) -> object:
+    def set_state(self, state: Any) -> object:
         """Go on from there."""
         ...
 
@@ -82,6 +82,7 @@ class Run:
     compute: Compute
     generator: torch.Generator
     stateful: Mapping[str, Stateful] = field(default_factory=dict)  # beside the network, the optimiser, …
+    after_epoch: Callable[[], None] = lambda: None
 
     @property
     def batch_size(self) -> int:
@@ -114,6 +115,7 @@ def train(run: Run, task: Task, keeper: Keeper | None = None) -> list[Epoch]:
         task.note(f"goes on after epoch {len(course.curve)} of {run.params.epochs}, where an earlier run was stopped")
     for epoch in range(len(course.curve) + 1, run.params.epochs + 1):
         course.curve.append(_one_epoch(run, course, trainee, epoch, task))
+        run.after_epoch()
         if keeper and run.compute.processes.is_main:
             keeper.save(course.state())
     run.network.eval()

@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from salcli.artifacts.atomic import atomic_path
 from salcli.errors import BadArtifactError, ModelError, UnknownNameError
-from salcli.models.network import Classifier, NetworkSpec, OodClassifier
+from salcli.models.network import Classifier, EnergyClassifier, NetworkSpec, OodClassifier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from salcli.artifacts.layout import Found
 
 SCHEMA = 1
-KINDS: dict[type[Classifier], str] = {Classifier: "classifier", OodClassifier: "ood-classifier"}
+KINDS: dict[type[Classifier], str] = {
+    Classifier: "classifier",
+    OodClassifier: "ood-classifier",
+    EnergyClassifier: "energy-classifier",
+}
 N = TypeVar("N", bound=Classifier)
 
 
