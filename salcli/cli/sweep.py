@@ -60,7 +60,8 @@ def sweep_pi(
     table, *figures = (session.workspace.target(layout.pi_sweep_summary(suffix)) for suffix in ("csv", *FORMATS))
     if is_main():
         write_curve(table, [asdict(point) for point in done.points])
-        write_sweep_figure(done.points, paper_curves(session.params, session.ood_sets), figures)
+        setting = f"{session.params.data.id}, {session.params.model.backbone}"
+        write_sweep_figure(done.points, paper_curves(session.params, session.ood_sets), setting, figures)
     console.print(sweep_table(done.points))
     if done.n_known:
         console.print(f"{done.n_known} of {len(done.points)} experiments are those of an earlier run", style="dim")

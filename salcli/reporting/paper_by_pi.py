@@ -37,29 +37,31 @@ def shares_of_the_paper() -> list[float]:
 
 def paper_curves(params: Params, ood_sets: Sequence[str]) -> list[PaperCurve]:
     """Of our own data and network, where the paper has them; of those that it has where not."""
-    network = params.data.id, params.model.backbone
     found = []
     for metric in AS_SHARE:
-        own = [
-            PaperCurve(metric, ood, f"paper: {ood}", by_pi)
-            for ood in ood_sets
-            if (by_pi := _by_pi(metric, lambda one, ood=ood: _network(one) == network and _is_of(one, ood)))
-        ]
-        found += own or _of_other_data(metric)
+        own = [PaperCurve(metric, ood, f"paper: {ood}", _of_our_data(metric, params, ood)) for ood in ood_sets]
+        found += [curve for curve in own if curve.by_pi] or _of_other_data(metric)
     return found
+
+
+def _of_our_data(metric: str, params: Params, ood: str) -> dict[float, float]:
+    """Where the same set hides in the wild and is tested on."""
+    network = params.data.id, params.model.backbone
+
+    def is_wanted(one: Figure) -> bool:
+        return (one.setting.id, one.setting.backbone) == network and one.wild == one.test == ood
+
+    return _by_pi(metric, is_wanted)
 
 
 def _of_other_data(metric: str) -> list[PaperCurve]:
     (ood,) = {one.test for one in figures() if one.setting.table == THEORY}
+    of_errors = _by_pi(metric, lambda one: one.setting.table == THEORY)
+    of_all = _by_pi(metric, lambda one: one.setting.table in (MAIN, MIXING_RATIO) and one.test != AVERAGE)
     curves = [
-        PaperCurve(
-            metric, None, f"paper: {REFERENCE}, {ood}", _by_pi(metric, lambda one: one.setting.table == THEORY)
-        ),
-        PaperCurve(
-            metric, None, f"paper: {REFERENCE}, mean of five OOD sets",
-            _by_pi(metric, lambda one: one.setting.table in (MAIN, MIXING_RATIO) and one.test != AVERAGE),
-        ),
-    ]  # fmt: skip
+        PaperCurve(metric, None, f"paper, other data: {REFERENCE}, {ood}", of_errors),
+        PaperCurve(metric, None, f"paper, other data: {REFERENCE}, mean of five OOD sets", of_all),
+    ]
     return [curve for curve in curves if curve.by_pi]
 
 
@@ -70,11 +72,3 @@ def _by_pi(metric: str, is_wanted: Callable[[Figure], bool]) -> dict[float, floa
         if one.method == "SAL" and one.metric == metric and one.setting.pi and is_wanted(one):
             values.setdefault(one.setting.pi, []).append(one.value / AS_SHARE[metric])
     return {pi: mean(own) for pi, own in sorted(values.items())}
-
-
-def _network(figure: Figure) -> tuple[str, str]:
-    return figure.setting.id, figure.setting.backbone
-
-
-def _is_of(figure: Figure, ood: str) -> bool:
-    return figure.test == figure.wild == ood

@@ -29,8 +29,10 @@ COLOURS, MARKERS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION), ("o", "s", "^", "v"
 PAPER_MARKERS = ("D", "h")
 
 
-def write_sweep_figure(points: Sequence[SweepPoint], paper: Sequence[PaperCurve], paths: Sequence[Path]) -> None:
-    """Three panels, as PNG and SVG."""
+def write_sweep_figure(
+    points: Sequence[SweepPoint], paper: Sequence[PaperCurve], setting: str, paths: Sequence[Path]
+) -> None:
+    """Three panels, as PNG and SVG. `setting` says which data and network are ours."""
     looks = dict(zip(dict.fromkeys(point.ood for point in points), zip(cycle(COLOURS), cycle(MARKERS)), strict=False))
     with house_style():
         figure = Figure(figsize=(13, 4.6), layout="constrained")
@@ -46,13 +48,19 @@ def write_sweep_figure(points: Sequence[SweepPoint], paper: Sequence[PaperCurve]
         handles = {
             name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        # ours first, then the paper's
-        names = sorted(handles, key=lambda name: name.startswith("paper"))
-        figure.legend([handles[name] for name in names], names, loc="outside lower center", ncol=4)
+        names = [f"ours: {ood}" for ood in looks]
+        names += dict.fromkeys(curve.name for curve in sorted(paper, key=lambda one: _place(one.ood, looks)))
+        figure.legend([handles[name] for name in names], names, loc="outside lower center", ncol=min(len(names), 4))
         n_seeds = len({point.seed for point in points})
-        spread = f"; mean and standard deviation over {n_seeds} seeds" if n_seeds > 1 else ""
-        figure.suptitle(f"SAL by the share π of OOD in the wild data{spread}", x=0.01, ha="left", weight="bold")
+        spread = f"; mean and std over {n_seeds} seeds" if n_seeds > 1 else ""
+        title = f"SAL by the share π of OOD in the wild data; ours: {setting}{spread}"
+        figure.suptitle(title, x=0.01, ha="left", weight="bold")
         write_figure(figure, paths)
+
+
+def _place(ood: str | None, looks: dict[str, tuple[str, str]]) -> int:
+    """In the order of ours; other data last."""
+    return list(looks).index(ood) if ood in looks else len(looks)
 
 
 def _ours(axes: Axes, points: Sequence[SweepPoint], metric: str, look: tuple[str, str]) -> None:
@@ -62,7 +70,9 @@ def _ours(axes: Axes, points: Sequence[SweepPoint], metric: str, look: tuple[str
     mean, std = 100 * np.array(by_pi).T
     name = f"ours: {points[0].ood}"
     axes.plot(shares, mean, color=colour, marker=marker, linewidth=2, label=name)
-    axes.fill_between(shares, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
+    axes.fill_between(
+        shares, np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100), color=colour, alpha=0.2, linewidth=0
+    )
 
 
 def _paper(axes: Axes, curves: Sequence[PaperCurve], looks: dict[str, tuple[str, str]]) -> None:
@@ -71,5 +81,5 @@ def _paper(axes: Axes, curves: Sequence[PaperCurve], looks: dict[str, tuple[str,
         colour, marker = looks.get(curve.ood, (GREY, grey_marker)) if curve.ood else (GREY, grey_marker)
         axes.plot(
             list(curve.by_pi), [100 * value for value in curve.by_pi.values()], color=colour, marker=marker,
-            markerfacecolor="white", linestyle=":", linewidth=1.2, label=curve.name,
+            markerfacecolor="white", linestyle=":", linewidth=1.2, label=curve.name, zorder=3,
         )  # fmt: skip

@@ -25,7 +25,7 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
     table.title_justify, table.title_style = "left", "bold"
     for place, column in enumerate(("wild OOD", "π", "wild", "candidates", *METRICS.values(), "ζ")):
         table.add_column(column, justify="right" if place else "left")
-    for ood, of_set in groupby(sorted(points, key=_by_set_and_pi(points)), key=lambda point: point.ood):
+    for ood, of_set in groupby(in_order(points), key=lambda point: point.ood):
         if table.row_count:
             table.add_section()
         name = ood
@@ -44,9 +44,10 @@ def over_seeds(points: Sequence[SweepPoint], metric: str) -> tuple[float, float]
     return mean, float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
 
 
-def _by_set_and_pi(points: Sequence[SweepPoint]):  # type: ignore[no-untyped-def]
-    order = {ood: place for place, ood in enumerate(dict.fromkeys(point.ood for point in points))}
-    return lambda point: (order[point.ood], point.pi, point.seed)
+def in_order(points: Sequence[SweepPoint]) -> list[SweepPoint]:
+    """OOD sets as they come, each with rising π."""
+    sets = list(dict.fromkeys(point.ood for point in points))
+    return sorted(points, key=lambda point: (sets.index(point.ood), point.pi, point.seed))
 
 
 def _cells(points: list[SweepPoint]) -> list[str]:

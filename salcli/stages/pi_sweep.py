@@ -164,19 +164,25 @@ class _Experiment:
     def _point(
         self, filtered: filter_stage.Filtered, evaluated: evaluate.Evaluated, checked: theory.TheoryCheck
     ) -> SweepPoint:
-        errors = asdict(filtered.errors) if filtered.errors else {"err_in": math.nan, "err_out": math.nan}
+        errors = filtered.errors
         return SweepPoint(
             ood=self.ood,
             pi=self.pi,
             seed=self.seed,
             n_wild=len(filtered.candidates.wild_tau),
             n_candidates=len(filtered.candidates.index),
-            **{name: None if math.isnan(value) else value for name, value in errors.items()},
+            err_in=_defined(errors.err_in) if errors else None,
+            err_out=_defined(errors.err_out) if errors else None,
             **asdict(evaluated.metrics[METHOD]),
             id_accuracy=evaluated.id_accuracy[METHOD],
             zeta=checked.held_out.zeta,
             zeta_without_noise=checked.held_out.without_noise,
         )
+
+
+def _defined(value: float) -> float | None:
+    """JSON knows no NaN."""
+    return None if math.isnan(value) else value
 
 
 def _inputs(params: Params, ood: str, seed: int) -> list[layout.Artifact]:
