@@ -257,8 +257,10 @@ class Params(_Section):
     def _all_methods(cls, raw: Any) -> Any:
         """`methods: all` stands for every method that there is a network for."""
         match raw:
-            case {"rivals": [*rivals], "evaluate": {"methods": "all"}}:
-                methods = ["sal", *rivals, *get_args(PosthocMethod)]
+            case {"evaluate": {"methods": "all"}}:
+                rivals = raw.get("rivals")
+                trained = [name for name in get_args(WildRival) if isinstance(rivals, list) and name in rivals]
+                methods = ["sal", *trained, *get_args(PosthocMethod)]
                 return raw | {"evaluate": raw["evaluate"] | {"methods": methods}}
         return raw
 

@@ -6,6 +6,8 @@ import os
 
 # Many small matrices in several processes: threads would only wait for each other. Set before torch is loaded.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Some virtual machines announce AMX and do not allow it: bfloat16 would end in an illegal instruction.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
 import shutil
 import signal

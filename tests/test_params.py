@@ -18,7 +18,7 @@ from salcli.errors import ParamsError
 from salcli.models.backbone_names import check_backbone_name
 from salcli.params import ModelParams, Override, Params, load_params
 from salcli.params_file import lookup, parse_assignment, read_yaml, with_overrides
-from salcli.stages import evaluate
+from salcli.stages import evaluate, train_ood
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,8 @@ BACKBONES = (
 )
 LABELED = ", ".join(sorted(labeled_sets()))
 METHODS = (
-    "'sal', 'sal-posthoc', 'msp', 'odin', 'mahalanobis', 'energy', 'knn', 'react', 'dice', 'ash', 'gradnorm' or 'vim'"
+    "'sal', 'oe', 'energy-oe', 'woods', 'scone', 'sal-posthoc', 'msp', 'odin', 'mahalanobis', 'energy', 'knn', "
+    "'react', 'dice', 'ash', 'gradnorm' or 'vim'"
 )
 
 
@@ -44,7 +45,7 @@ def sections(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tu
     yield prefix, section
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from sections(field.annotation, f"{prefix}{name}.")
+            yield from sections(field.annotation, f"{prefix}{field.alias or name}.")
 
 
 KEYS = [
@@ -100,9 +101,24 @@ def test_the_known_backbones_are_those_that_can_be_built() -> None:
 
 
 def test_the_known_methods_are_those_that_evaluate_can_score(workspace: Workspace) -> None:
-    methods = get_args(module.Method)
-    params, _ = load_params(workspace.root / "params.yaml", {"evaluate.methods": list(methods)})
-    assert list(evaluate.run(workspace, params, "digits-8-9", 0).metrics) == list(methods)
+    rivals = list(get_args(module.WildRival))
+    params, _ = load_params(workspace.root / "params.yaml", {"rivals": rivals, "train_ood.epochs": 1})
+    for rival in rivals:
+        train_ood.run(workspace, params, "digits-8-9", 0, method=rival)
+    assert set(params.evaluate.methods) == set(get_args(module.Method))
+    assert list(evaluate.run(workspace, params, "digits-8-9", 0).metrics) == list(params.evaluate.methods)
+
+
+def test_all_methods_are_those_that_there_is_a_network_for() -> None:
+    of_classifier = set(get_args(module.PosthocMethod))
+    assert set(load_params(FILE, {"rivals": []})[0].evaluate.methods) == {"sal", *of_classifier}
+    assert set(load_params(FILE, {"rivals": ["scone"]})[0].evaluate.methods) == {"sal", "scone", *of_classifier}
+
+
+def test_a_method_that_nothing_is_trained_for_is_named() -> None:
+    found = complaints({"rivals": ["oe"], "evaluate.methods": ["sal", "woods", "oe", "scone"]})
+    message = "methods names woods, scone, which needs training with the wild data; name it in rivals, too"
+    assert found == {"evaluate": message}
 
 
 @pytest.mark.parametrize(

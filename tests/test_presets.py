@@ -102,17 +102,24 @@ def test_the_papers_ood_sets_are_the_presets_in_the_same_order(name: str) -> Non
 
 
 def test_the_methods_are_the_rows_of_its_table_that_exist() -> None:
-    posthoc = ["sal", "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice"]
+    with_wild = ["oe", "energy-oe", "woods"]
+    main = ["sal", *with_wild, "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice"]
     expected = {
-        "main-cifar100": [*posthoc, "ash"],
-        "cifar10": [*posthoc, "ash"],
-        "resnet18": posthoc,
-        "resnet34": posthoc,
+        "main-cifar100": [*main, "ash"],
+        "cifar10": [*main, "ash"],
+        "resnet18": main,
+        "resnet34": main,
+        "mixing-ratio": ["sal", *with_wild],
+        "unseen-300k": ["sal", *with_wild],
+        "near-cifar100": ["sal", "woods"],
+        "near-cifar50": ["sal", "woods"],
         "post-hoc-cifar10": ["sal", "sal-posthoc"],
         "post-hoc-cifar100": ["sal", "sal-posthoc"],
     }
     for name in OF_THE_PAPER:
-        assert preset(name).params["evaluate"]["methods"] == expected.get(name, ["sal"]), name
+        methods = expected.get(name, ["sal"])
+        assert preset(name).params["evaluate"]["methods"] == methods, name
+        assert preset(name).params["rivals"] == [method for method in methods if method in with_wild], name
 
 
 @pytest.mark.parametrize("name", sorted(set(OF_THE_PAPER) - {"toy"}))
