@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 FILE = REPOSITORY / "params.yaml"
 DEPTH = "a wide ResNet's depth must be 6n + 4 with n of at least 1, got 41; use wrn-40-2"
 ONE_FOR_EACH = "must be auto, or a list with one"
+FILTER_SCORES = (
+    "'sal', 'gradnorm', 'msp', 'odin', 'mahalanobis', 'energy', 'knn', 'react', 'dice', 'ash', 'vim' or 'auto'"
+)
 BACKBONES = (
     "known: mlp, resnet18, resnet34, small-cnn, torchvision:resnet50, wrn-16-4, wrn-28-10, wrn-40-2, "
     "any other wrn-DEPTH-WIDTH, torchvision:NAME"
@@ -117,7 +120,7 @@ def test_the_known_methods_are_those_that_evaluate_can_score(workspace: Workspac
         ("fliter", {}, "no such key (did you mean filter?)"),
         ("threshold_quantile", 0.9, "no such key (did you mean filter.threshold_quantile?)"),
         ("zzz", 1, "no such key"),
-        ("filter.score", "sall", "must be 'sal' or 'gradnorm', got 'sall' (did you mean sal?)"),
+        ("filter.score", "sall", f"must be {FILTER_SCORES}, got 'sall' (did you mean sal?)"),
         ("filter.n_vectors", 0, "must be greater than or equal to 1, got 0"),
         ("filter.n_vectors", 2.0, "must be a valid integer, got 2.0"),
         ("filter", 3, "must be a section of keys and values, got 3"),
