@@ -62,7 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, quick_params: Params) -> Pat
     extract_grads.run_id(workspace, quick_params, SEED)
     for ood in quick_params.data.ood:
         extract_grads.run_wild(workspace, quick_params, ood, SEED)
-        filter_stage.run(workspace, quick_params.filter, ood, SEED)
+        filter_stage.run(workspace, quick_params, ood, SEED)
         train_ood.run(workspace, quick_params, ood, SEED)
         evaluate.run(workspace, quick_params, ood, SEED)
     return root
