@@ -38,7 +38,8 @@ class StepNetwork(Classifier):
     def set_centres(self, id_features: Tensor, labels: Tensor) -> None:
         """The mean of each class of the labeled data, projected."""
         with torch.no_grad():
-            self.centres.copy_(class_centres(self.head(id_features), labels, self.spec.n_classes))
+            projected = self.head(id_features).cpu()  # sums in double precision, which not every device has
+            self.centres.copy_(class_centres(projected, labels.cpu(), self.spec.n_classes))
 
     def features(self, images: Tensor) -> Tensor:
         """What is projected: the features of all depths side by side (n × D)."""
