@@ -47,6 +47,7 @@ Method = Literal[
     "gradnorm",
     "vim",
 ]
+Encoder = Literal["knn-plus", "csi"]  # trained from scratch on the ID data
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]
 
 
@@ -110,14 +111,19 @@ class NumericsParams(_Section):
     compile: bool
 
 
-class TrainParams(_Section):
-    """A training run: SGD with Nesterov momentum and a cosine schedule."""
+class SgdParams(_Section):
+    """A training run by stochastic gradient descent."""
 
     epochs: Count
     batch_size: Annotated[int, Field(ge=2, strict=True)]
     lr: Positive
     momentum: Annotated[float, Field(ge=0, lt=1)]
     weight_decay: NotNegative
+
+
+class TrainParams(SgdParams):
+    """With Nesterov momentum and a cosine schedule."""
+
     augment: Literal["none", "flip-crop"]
 
 
@@ -160,6 +166,42 @@ class TrainOodParams(TrainParams):
     candidate_id: bool
 
 
+class HeadParams(SgdParams):
+    """Linear heads on the features of a frozen encoder; at 60, 75 and 90 % of the epochs, lr is multiplied."""
+
+    lr_drop: Annotated[float, Field(gt=0, le=1)]
+
+
+class EncoderParams(SgdParams):
+    """An encoder that is trained by contrast; the learning rate goes up in a line, then down in a cosine."""
+
+    warmup_epochs: Annotated[int, Field(ge=0, strict=True)]
+    warmup_lr: Positive
+    temperature: Positive
+    projection: Count
+    smallest_crop: Annotated[float, Field(gt=0, le=1)]
+    head: HeadParams
+
+    @model_validator(mode="after")
+    def _has_time_to_warm_up(self) -> Self:
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs is {self.warmup_epochs}, but must be less than epochs, {self.epochs}")
+        return self
+
+
+class TrainEncoderParams(_Section):
+    """The numbers of each rival that is trained from scratch on the ID data."""
+
+    knn_plus: Annotated[EncoderParams, Field(alias="knn-plus")]
+    csi: EncoderParams
+
+    def of(self, encoder: str) -> EncoderParams:
+        """One rival's."""
+        section = getattr(self, encoder.replace("-", "_"))
+        assert isinstance(section, EncoderParams)
+        return section
+
+
 class EvaluateParams(_Section):
     """Which methods are compared."""
 
@@ -191,6 +233,8 @@ class Params(_Section):
     extract_grads: ExtractGradsParams
     filter: FilterParams
     train_ood: TrainOodParams
+    encoders: Annotated[tuple[Encoder, ...], Field(strict=False), AfterValidator(check.each_once)]
+    train_encoder: TrainEncoderParams
     evaluate: EvaluateParams
 
 
@@ -253,7 +297,7 @@ def _nearest_key(where: list[str]) -> str:
     """In its own section, else anywhere: people forget the section."""
     section: Any = Params
     for part in where[:-1]:
-        section = section.model_fields[part].annotation
+        section = section.model_fields[part.replace("-", "_")].annotation
     return did_you_mean(where[-1], section.model_fields) or did_you_mean(".".join(where), _dotted_keys(Params))
 
 
@@ -262,7 +306,7 @@ def _dotted_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += _dotted_keys(inner, f"{prefix}{name}.")
+            keys += _dotted_keys(inner, f"{prefix}{field.alias or name}.")
         else:
             keys.append(prefix + name)
     return keys

@@ -11,6 +11,7 @@ from safetensors.torch import save
 
 from salcli.artifacts.atomic import atomic_path
 from salcli.errors import BadArtifactError, ModelError, UnknownNameError
+from salcli.models.contrastive import ContrastiveClassifier, RotationClassifier
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
     from salcli.artifacts.layout import Found
 
 SCHEMA = 1
-KINDS: dict[type[Classifier], str] = {Classifier: "classifier", OodClassifier: "ood-classifier"}
+KINDS: dict[type[Classifier], str] = {
+    Classifier: "classifier",
+    OodClassifier: "ood-classifier",
+    ContrastiveClassifier: "contrastive-classifier",
+    RotationClassifier: "rotation-classifier",
+}
 N = TypeVar("N", bound=Classifier)
 
 

@@ -43,3 +43,15 @@ class Projection(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Unit vectors (n × width)."""
         return normalize(self.layers(self.classifier.features(images)).float(), dim=1)
+
+
+class Heads(nn.Module):
+    """Some linear heads of a network, to be trained while the rest of it stays as it is."""
+
+    def __init__(self, *heads: nn.Linear) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, ...]:
+        """The logits of each."""
+        return tuple(head(features) for head in self.heads)

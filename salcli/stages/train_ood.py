@@ -66,8 +66,9 @@ def run(
         others = {"outliers": EndlessImages(wild.select(candidates.is_candidate), compute, generator)}
         if params.train_ood.candidate_id:
             others["wild_id"] = EndlessImages(wild.select(~candidates.is_candidate), compute, generator)
+        network = OodClassifier.on_top_of(classifier)
         course = Run(
-            network=OodClassifier.on_top_of(classifier),
+            network=network,
             objective=partial(_objective, loss_weight=params.train_ood.loss_weight),
             batches=Batches(training, compute, Augmentation(params.train_ood.augment, augment_generator), others),
             n_samples=len(training),
@@ -87,7 +88,7 @@ def run(
             curve = train(course, task, keeper)
         written = [workspace.target(place(ood, seed)) for place in (layout.ood_classifier, layout.train_ood_curve)]
         if compute.processes.is_main:
-            write_network(written[0], course.network, made_with)
+            write_network(written[0], network, made_with)
             write_curve(written[1], [asdict(epoch) for epoch in curve])
             keeper.clear()
     return TrainedOodClassifier(ood, seed, len(candidates.index), curve[-1], written)
