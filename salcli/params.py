@@ -189,6 +189,27 @@ class EncoderParams(SgdParams):
         return self
 
 
+class StructureParams(_Section):
+    """STEP's projection, and the neighbours that it keeps."""
+
+    neighbours: Annotated[int, Field(ge=2, strict=True)]
+    ridge: Positive
+    steps: Count
+    batch_size: Count
+    lr: Positive
+    weight_decay: NotNegative
+    margin: Positive
+
+
+class StepParams(SgdParams):
+    """STEP (Zhou et al., 2021): SimCLR by Adam, whose β₁ is the momentum; then a linear projection."""
+
+    temperature: Positive
+    projection: Count
+    smallest_crop: Annotated[float, Field(gt=0, le=1)]
+    structure: StructureParams
+
+
 class TrainEncoderParams(_Section):
     """The numbers of each rival that is trained from scratch on the ID data."""
 

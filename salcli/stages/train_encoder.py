@@ -17,7 +17,6 @@ from salcli.compute.augmentation import Augmentation
 from salcli.compute.distortions import Distortions
 from salcli.compute.numerics import computing
 from salcli.compute.schedules import drops, warm_up_then_cosine
-from salcli.errors import DataError
 from salcli.inference import accuracy
 from salcli.models.contrastive import Projection
 from salcli.progress import Silent
@@ -26,10 +25,10 @@ from salcli.stages.batches import Batches
 from salcli.stages.encoder_methods import NETWORKS, method_for, momentum_sgd
 from salcli.stages.inputs import id_images
 from salcli.stages.network_spec import network_spec
+from salcli.stages.views import check_views_exist, viewed
 from salcli.training import Epoch, Run, reproducible, train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -41,10 +40,9 @@ if TYPE_CHECKING:
     from salcli.progress import Progress
     from salcli.stages.encoder_methods import EncoderMethod
     from salcli.stages.inputs import LabeledImages
-    from salcli.training import Batch, BatchSource
+    from salcli.training import Batch
 
 EVALUATION_BATCH = 512
-SMALLEST_SIDE = 4  # pixels
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def run(
     """Train one encoder by contrast, then its heads on the frozen features."""
     training = id_images(workspace, params.data.id, "train", seed)
     test = id_images(workspace, params.data.id, "test", seed)
-    _check_views_exist(encoder, training)
+    check_views_exist(encoder, "encoders", training)
     with computing(params) as compute:
         stage = _Stage(workspace, params, encoder, seed, training, compute, progress or Silent())
         with reproducible(seed, f"train-encoder/{encoder}") as generator:
@@ -120,7 +118,7 @@ class _Stage:
         run = Run(
             network=Projection(network, own.projection),
             objective=method.contrast,
-            batches=_viewed(self._images(), method.views),
+            batches=viewed(self._images(), method.views),
             n_samples=len(self.training),
             params=own,
             compute=self.compute,
@@ -142,7 +140,7 @@ class _Stage:
         run = Run(
             network=method.heads(),
             objective=method.classify,
-            batches=_viewed(self._images(), lambda *batch: features(*method.head_views(*batch))),
+            batches=viewed(self._images(), lambda *batch: features(*method.head_views(*batch))),
             n_samples=len(self.training),
             params=self.own.head,
             compute=self.compute,
@@ -171,25 +169,6 @@ class _Stage:
             return train(run, task, keeper)
 
 
-def _viewed(images: Batches, views: Callable[[Tensor, Tensor], Batch]) -> BatchSource:
-    """Views of each batch of images."""
-
-    def batches(order: Sequence[Tensor]) -> Iterator[Batch]:
-        for batch in images(order):
-            yield views(batch[0], batch[1])
-
-    return batches
-
-
 def _frozen_features(network: Classifier, compute: Compute, images: Tensor, labels: Tensor) -> Batch:
     with torch.no_grad(), compute.autocast():
         return network.features(images).float(), labels
-
-
-def _check_views_exist(encoder: str, training: LabeledImages) -> None:
-    _, n_channels, height, width = training.images.sets[0].shape
-    if min(height, width) < SMALLEST_SIDE or n_channels == 2:
-        raise DataError(
-            f"{encoder} learns from crops and other views of images, but these are points of {n_channels} × {height} × "
-            f"{width} values; leave it out of encoders, or set data.image_size to {SMALLEST_SIDE} or more"
-        )

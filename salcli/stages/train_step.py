@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 STEP = "step"
 BATCH_OF_FEATURES = 512
+STEPS_BETWEEN_FIGURES = 10  # reading the loss makes a GPU wait
 ADAM_BETA2 = 0.999
 
 
@@ -84,7 +85,8 @@ def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Pro
         with reproducible(seed, f"train-step/{ood}/projection") as generator:
             network = StepNetwork.on_top_of(encoder)
             stage.project(network, generator, where)
-        written = [workspace.target(place(STEP, ood, seed)) for place in (layout.trained_network, layout.training_curve)]
+        places = layout.trained_network, layout.training_curve
+        written = [workspace.target(place(STEP, ood, seed)) for place in places]
         if compute.processes.is_main:
             write_network(written[0], network, made_with)
             write_curve(written[1], [asdict(epoch) for epoch in curve])
@@ -142,14 +144,19 @@ class _Stage:
         graph = NeighbourGraph.of(features.double() @ whitening(known, own.ridge).T, own.neighbours - 1)
         schedule = ProjectionSchedule(own.steps, own.batch_size, own.lr, own.weight_decay, own.margin)
         with self.progress.task(f"projection, {where}", own.steps, "steps") as task:
-            for loss in projection_steps(network.head, features.to(device), graph, schedule, generator):
-                task.advance(1)
-        if not math.isfinite(float(loss)):
-            raise TrainingError(
-                f"the loss of STEP's projection is not finite; try a smaller train_rival.step.structure.lr "
-                f"(it is {own.lr:g})"
-            )
+            losses = projection_steps(network.head, features.to(device), graph, schedule, generator)
+            for step, loss in enumerate(losses, start=1):
+                is_shown = step % STEPS_BETWEEN_FIGURES == 0 or step == own.steps
+                task.advance(1, **({"loss": _finite(float(loss), own.lr)} if is_shown else {}))
         network.set_centres(known.to(device), self.training.labels)
+
+
+def _finite(loss: float, lr: float) -> float:
+    if not math.isfinite(loss):
+        raise TrainingError(
+            f"the loss of STEP's projection is not finite; try a smaller train_rival.step.structure.lr (it is {lr:g})"
+        )
+    return loss
 
 
 def _together(training: LabeledImages, wild: ImageRows) -> LabeledImages:
