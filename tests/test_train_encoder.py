@@ -16,12 +16,12 @@ from salcli.artifacts.checkpoint import read_header, read_network
 from salcli.artifacts.layout import Workspace
 from salcli.compute.distortions import Distortions
 from salcli.errors import BadArtifactError, DataError, ParamsError
-from salcli.models.contrastive import ContrastiveClassifier, RotationClassifier
+from salcli.models.contrastive import ENCODERS, ContrastiveClassifier, RotationClassifier
 from salcli.models.network import NetworkSpec
 from salcli.params import Params, load_params
 from salcli.params_file import read_yaml, with_overrides
 from salcli.stages import prepare, train_encoder
-from salcli.stages.encoder_methods import NETWORKS, Csi, KnnPlus
+from salcli.stages.encoder_methods import Csi, KnnPlus
 from salcli.stages.inputs import id_images
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-ENCODERS = ("knn-plus", "csi")
 # a short schedule, as one would --set it: three steps in an epoch
 N_TRAIN, BATCH = 115, 38
 PER_EPOCH = 3 * BATCH
@@ -108,7 +107,7 @@ def test_heads_leave_the_features_as_they_are(own: Workspace, encoder: str) -> N
     networks = []
     for head_epochs in (1, 3):
         train_encoder.run(own, params_of(own, head__epochs=head_epochs), encoder, SEED)
-        networks.append(read_network(own.find(layout.encoder(encoder, SEED)), NETWORKS[encoder]).state_dict())
+        networks.append(read_network(own.find(layout.encoder(encoder, SEED)), ENCODERS[encoder]).state_dict())
     names = [name for name, tensor in networks[0].items() if not torch.equal(tensor, networks[1][name])]
     heads = {"knn-plus": ["head"], "csi": ["head", "joint_head", "rotation_head"]}[encoder]
     assert sorted(names) == [f"{head}.{part}" for head in heads for part in ("bias", "weight")]

@@ -31,6 +31,12 @@ class RotationClassifier(Classifier):
         return marginal_logits(self.joint_head(self.features(rotated(images))))
 
 
+ENCODERS: dict[str, type[ContrastiveClassifier | RotationClassifier]] = {
+    "knn-plus": ContrastiveClassifier,
+    "csi": RotationClassifier,
+}
+
+
 class Projection(nn.Module):
     """Backbone and, for training alone, two more layers: images to unit vectors that are compared."""
 

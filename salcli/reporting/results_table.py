@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LABELS = {
     "sal": "SAL",
+    "knn-plus": "KNN+",
+    "csi": "CSI",
     "sal-posthoc": "SAL (post-hoc)",
     "msp": "MSP",
     "odin": "ODIN",

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
+from salcli.reporting.results_table import LABELS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from salcli.stages.extract_grads import ExtractedGradients
     from salcli.stages.prepare import Prepared
+    from salcli.stages.train_encoder import TrainedEncoder
     from salcli.stages.train_id import TrainedClassifier
     from salcli.stages.train_ood import TrainedOodClassifier
 
@@ -74,5 +77,23 @@ def train_ood_table(done: Sequence[TrainedOodClassifier]) -> Table:
             str(result.last_epoch.epoch),
             f"{result.last_epoch.loss:.4f}",
             f"{result.last_epoch.accuracy:.2%}",
+        )
+    return table
+
+
+def train_encoder_table(done: Sequence[TrainedEncoder]) -> Table:
+    """The last epochs of each encoder."""
+    table = plain_table(
+        "Trained by contrast", "seed", "method", "epochs", "last loss", "head epochs", "last loss", "test accuracy"
+    )
+    for result in done:
+        table.add_row(
+            str(result.seed),
+            LABELS[result.encoder],
+            str(result.last_epoch.epoch),
+            f"{result.last_epoch.loss:.4f}",
+            str(result.last_head_epoch.epoch),
+            f"{result.last_head_epoch.loss:.4f}",
+            f"{result.test_accuracy:.2%}",
         )
     return table

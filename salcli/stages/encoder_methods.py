@@ -115,10 +115,6 @@ class Csi:
 
 
 EncoderMethod = KnnPlus | Csi
-NETWORKS: dict[str, type[ContrastiveClassifier | RotationClassifier]] = {
-    "knn-plus": ContrastiveClassifier,
-    "csi": RotationClassifier,
-}
 
 
 def method_for(network: Classifier, params: EncoderParams, distort: Distortions) -> EncoderMethod:

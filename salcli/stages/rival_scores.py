@@ -47,11 +47,11 @@ class ClassifierOutputs:
         return torch.cat([chunk.feature for chunk in file.chunks()]), file.label
 
 
-def _knn(of: ClassifierOutputs) -> Tensor:
-    k, n = of.params.knn_k, len(of.known[1])
-    if k > n:
-        raise ParamsError(f"evaluate.knn_k is {k}, but there are only {n} ID training samples")
-    return knn(of.features, *of.known, k)
+def knn_score(features: Tensor, id_features: Tensor, id_labels: Tensor, k: int) -> Tensor:
+    """KNN, where there are so many neighbours."""
+    if k > len(id_labels):
+        raise ParamsError(f"evaluate.knn_k is {k}, but there are only {len(id_labels)} ID training samples")
+    return knn(features, id_features, id_labels, k)
 
 
 def _mahalanobis(of: ClassifierOutputs) -> Tensor:
@@ -85,7 +85,7 @@ RIVALS: dict[str, Callable[[ClassifierOutputs], Tensor]] = {
     "msp": lambda of: msp(of.logits),
     "mahalanobis": _mahalanobis,
     "energy": lambda of: energy(of.logits),
-    "knn": _knn,
+    "knn": lambda of: knn_score(of.features, *of.known, of.params.knn_k),
     "react": lambda of: react(of.features, of.head, *of.known, of.params.react_percentile),
     "dice": lambda of: dice(of.features, of.head, *of.known, of.params.dice_percentile),
     "ash": lambda of: ash(of.features, of.head, of.params.ash_percentile),

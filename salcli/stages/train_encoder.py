@@ -18,11 +18,11 @@ from salcli.compute.distortions import Distortions
 from salcli.compute.numerics import computing
 from salcli.compute.schedules import drops, warm_up_then_cosine
 from salcli.inference import accuracy
-from salcli.models.contrastive import Projection
+from salcli.models.contrastive import ENCODERS, Projection
 from salcli.progress import Silent
 from salcli.seeding import derived_seed
 from salcli.stages.batches import Batches
-from salcli.stages.encoder_methods import NETWORKS, method_for, momentum_sgd
+from salcli.stages.encoder_methods import method_for, momentum_sgd
 from salcli.stages.inputs import id_images
 from salcli.stages.network_spec import network_spec
 from salcli.stages.views import check_views_exist, viewed
@@ -67,7 +67,7 @@ def run(
     with computing(params) as compute:
         stage = _Stage(workspace, params, encoder, seed, training, compute, progress or Silent())
         with reproducible(seed, f"train-encoder/{encoder}") as generator:
-            network = NETWORKS[encoder](network_spec(params.model, training))
+            network = ENCODERS[encoder](network_spec(params.model, training))
             curve = stage.contrast(network, generator)
         with reproducible(seed, f"train-encoder/{encoder}/heads") as generator:
             head_curve = stage.fit_heads(network, generator)
