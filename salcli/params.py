@@ -46,6 +46,8 @@ Method = Literal[
     "ash",
     "gradnorm",
     "vim",
+    "knn-plus",
+    "csi",
 ]
 Encoder = Literal["knn-plus", "csi"]  # trained from scratch on the ID data
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]

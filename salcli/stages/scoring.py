@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,15 @@ from salcli.artifacts.checkpoint import read_header, read_network
 from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.gradients import GradientFile
 from salcli.inference import in_batches
+from salcli.models.contrastive import ENCODERS, RotationClassifier
 from salcli.models.network import OodClassifier
 from salcli.progress import Silent
 from salcli.rivals.logit_scores import msp
 from salcli.rivals.odin import odin_logits
 from salcli.sal.gradients import Factors, last_layer_residual
-from salcli.stages.inputs import LabeledImages, classifier_of, mixture_of
-from salcli.stages.rival_scores import RIVALS, ClassifierOutputs
+from salcli.stages.encoder_schedules import is_short
+from salcli.stages.inputs import LabeledImages, classifier_of, id_images, mixture_of, whole_split
+from salcli.stages.rival_scores import RIVALS, ClassifierOutputs, knn_score
 from salcli.stages.tau import tau, unknown_labels, unlabeled
 
 if TYPE_CHECKING:
@@ -44,11 +46,13 @@ class TestScores:
     id: np.ndarray
     ood: np.ndarray
     id_accuracy: float
+    has_short_schedule: bool = False  # trained for fewer epochs than its authors train
 
 
 def n_passes(methods: tuple[str, ...]) -> int:
     """How often all test images go through a network."""
-    return ("sal" in methods) + ("odin" in methods) + bool(set(methods) - {"sal"})
+    of_their_own = {"sal", *ENCODERS} & set(methods)
+    return len(of_their_own) + ("odin" in methods) + bool(set(methods) - of_their_own)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Scoring:
         """Of all methods of params.yaml, in its order."""
         methods = self.params.evaluate.methods
         # first the ID classifier: a damaged one would only look like another one to the OOD classifier's check
-        found = self._of_the_id_classifier() if set(methods) - {"sal"} else {}
+        found = self._of_the_id_classifier() if set(methods) - {"sal", *ENCODERS} else {}
+        found |= {method: self._of_an_encoder(method) for method in methods if method in ENCODERS}
         if "sal" in methods:
             found |= self._of_the_ood_classifier()
         return {method: found[method] for method in methods}
@@ -86,6 +91,27 @@ class Scoring:
             check_made_with(found, str(made_with.get(link)), self.workspace.find(place))
         logits, score = self._outputs(network, network.forward)
         return {"sal": self._split(score.double(), logits)}
+
+    def _of_an_encoder(self, method: str) -> TestScores:
+        """What a network says that was trained from scratch on the ID data, in another way."""
+        found = self.workspace.find(layout.encoder(method, self.seed))
+        network = read_network(found, ENCODERS[method])
+        made_with = read_header(found).about
+        # of another split it may have seen test samples
+        check_made_with(found, str(made_with.get("split")), whole_split(self.workspace, self.seed))
+        if isinstance(network, RotationClassifier):
+            (logits,) = self._outputs(network, network.forward)
+            score = msp(logits)
+        else:
+            features, logits = self._outputs(network, network.features_and_logits)
+            score = self._knn(network, features)
+        return replace(self._split(score, logits), has_short_schedule=is_short(method, made_with["train_encoder"]))
+
+    def _knn(self, network: Classifier, features: Tensor) -> Tensor:
+        """Among the training data as this network sees them."""
+        training, chosen = id_images(self.workspace, self.params.data.id, "train", self.seed), self.params.evaluate
+        batches = in_batches(network, network.features, training.images, chosen.batch_size, self.compute, self.task)
+        return knn_score(features, torch.cat([batch for (batch,) in batches]), training.labels, chosen.knn_k)
 
     def _of_the_id_classifier(self) -> dict[str, TestScores]:
         """All others. ID and OOD test data are scored together, so that every method is fitted once."""
