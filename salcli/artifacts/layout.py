@@ -9,6 +9,7 @@ from salcli.errors import MissingArtifactError
 
 SCRATCH = "scratch"
 RUNS = "runs"
+NETWORKS = "networks"
 UNSEEN = "unseen"
 
 
@@ -118,8 +119,8 @@ def wild_truth(ood: str, seed: int) -> Artifact:
 
 
 def classifier(seed: int) -> Artifact:
-    """The ID classifier h_w."""
-    return Artifact(f"runs/{seed}/classifier.safetensors", f"salcli train-id --seed {seed}")
+    """The ID classifier h_w. In a folder of networks that know no wild data, which `evaluate` depends on as a whole."""
+    return Artifact(f"runs/{seed}/{NETWORKS}/classifier.safetensors", f"salcli train-id --seed {seed}")
 
 
 def train_id_curve(seed: int) -> Artifact:
@@ -146,10 +147,10 @@ def _train_encoder(name: str, seed: int) -> str:
     return f"salcli train-encoder --encoder {name} --seed {seed}"
 
 
-def resume_state(stage: str, seed: int, ood: str = "") -> Artifact:
+def resume_state(what: str, seed: int, ood: str = "") -> Artifact:
     """The state of an unfinished training run. DVC does not know of it, so it does not delete it."""
-    name = "-".join(filter(None, (stage, ood, str(seed))))
-    return Artifact(f".salcli/resume/{name}.pt", f"salcli {stage}")
+    name = "-".join(filter(None, (what, ood, str(seed))))
+    return Artifact(f".salcli/resume/{name}.pt", "the command that trains it")
 
 
 def id_gradients(part: str, seed: int) -> Artifact:
@@ -182,14 +183,18 @@ def theory_figure(ood: str, seed: int, suffix: str) -> Artifact:
     return Artifact(f"runs/{seed}/{ood}/theory.{suffix}", f"salcli theory --ood {ood} --seed {seed}")
 
 
-def ood_classifier(ood: str, seed: int) -> Artifact:
-    """The OOD classifier g_θ."""
-    return Artifact(f"runs/{seed}/{ood}/ood-classifier.safetensors", f"salcli train-ood --ood {ood} --seed {seed}")
+def trained_network(method: str, ood: str, seed: int) -> Artifact:
+    """A network that was trained with the wild data: SAL's OOD classifier g_θ, or a rival's."""
+    return Artifact(f"runs/{seed}/{ood}/{NETWORKS}/{method}.safetensors", _train_ood(method, ood, seed))
 
 
-def train_ood_curve(ood: str, seed: int) -> Artifact:
-    """Loss and accuracy of the OOD classifier, epoch by epoch."""
-    return Artifact(f"runs/{seed}/{ood}/train-ood.csv", f"salcli train-ood --ood {ood} --seed {seed}")
+def training_curve(method: str, ood: str, seed: int) -> Artifact:
+    """Its loss and accuracy, epoch by epoch."""
+    return Artifact(f"runs/{seed}/{ood}/train-{method}.csv", _train_ood(method, ood, seed))
+
+
+def _train_ood(method: str, ood: str, seed: int) -> str:
+    return f"salcli train-ood --method {method} --ood {ood} --seed {seed}"
 
 
 def _evaluation(file: str, ood: str, seed: int, unseen: str | None) -> Artifact:

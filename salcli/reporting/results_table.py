@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 LABELS = {
     "sal": "SAL",
+    "oe": "OE",
+    "energy-oe": "Energy-OE",
+    "woods": "WOODS",
+    "scone": "SCONE",
     "knn-plus": "KNN+",
     "csi": "CSI",
     "sal-posthoc": "SAL (post-hoc)",
