@@ -305,9 +305,14 @@ class Params(_Section):
     def _all_methods(cls, raw: Any) -> Any:
         """`methods: all` stands for every method that there is a network for."""
         match raw:
-            case {"rivals": [*rivals], "encoders": [*encoders], "evaluate": {"methods": "all"}}:
-                methods = ["sal", *rivals, *encoders, *get_args(PosthocMethod)]
-                return raw | {"evaluate": raw["evaluate"] | {"methods": methods}}
+            case {"evaluate": {"methods": "all"}}:
+                trained = [
+                    name
+                    for key, kind in (("rivals", WildRival), ("encoders", Encoder))
+                    for name in get_args(kind)
+                    if isinstance(raw.get(key), list) and name in raw[key]  # others are complained of where they stand
+                ]
+                return raw | {"evaluate": raw["evaluate"] | {"methods": ["sal", *trained, *get_args(PosthocMethod)]}}
         return raw
 
 

@@ -220,7 +220,16 @@ def test_a_wild_set_without_id_data_is_as_large_as_the_ood_data() -> None:
 
 def test_memory_is_counted_as_by_hand() -> None:
     expected = 0.5 + 12 * 2.2e6 / 1e9 + 4 * 2.4e6 * 256 / 1e9
-    assert estimated_gigabytes(preset("cifar10").params) == pytest.approx(expected)
+    assert estimated_gigabytes({**preset("cifar10").params, "encoders": []}) == pytest.approx(expected)
+
+
+def test_encoders_are_counted_by_their_views() -> None:
+    params = preset("cifar10").params
+    assert params["encoders"] == ["knn-plus", "csi"]
+    expected = 0.5 + 12 * 2.2e6 / 1e9 + 4 * 2.4e6 * 1024 / 1e9  # 512 images in two views, or 128 in eight
+    assert estimated_gigabytes(params) == pytest.approx(expected)
+    more = estimated_images(params) - estimated_images({**params, "encoders": []})
+    assert more == 5 * 22_500 * (500 * 2 + 100 + 700 * 8 + 100 * 4)
 
 
 def test_unknown_sets_and_networks_are_refused() -> None:
