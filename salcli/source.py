@@ -14,7 +14,12 @@ WITHOUT_RESULT = {"salcli.errors", "salcli.progress"}
 
 def stage_fingerprints() -> dict[str, str]:
     """For each stage, the fingerprint of its own module and of all that it imports of ours."""
-    return {stage: _fingerprint(stage_files(stage)) for stage in STAGES}
+    return {stage: stage_fingerprint(stage) for stage in STAGES}
+
+
+def stage_fingerprint(stage: str) -> str:
+    """The fingerprint of one stage, also of those that are no part of the pipeline."""
+    return _fingerprint(stage_files(stage))
 
 
 def stage_files(stage: str) -> list[Path]:

@@ -102,17 +102,25 @@ def test_the_papers_ood_sets_are_the_presets_in_the_same_order(name: str) -> Non
 
 
 def test_the_methods_are_the_rows_of_its_table_that_exist() -> None:
-    posthoc = ["sal", "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice"]
+    wild, encoders = ["oe", "energy-oe", "woods"], ["knn-plus", "csi"]
+    rows = ["sal", *wild, *encoders, "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice"]
     expected = {
-        "main-cifar100": [*posthoc, "ash"],
-        "cifar10": [*posthoc, "ash"],
-        "resnet18": posthoc,
-        "resnet34": posthoc,
+        "main-cifar100": [*rows, "ash"],
+        "cifar10": [*rows, "ash"],
+        "resnet18": rows,
+        "resnet34": rows,
+        "mixing-ratio": ["sal", *wild],
+        "near-cifar100": ["sal", "woods"],
+        "near-cifar50": ["sal", "woods"],
+        "unseen-300k": ["sal", *wild],
         "post-hoc-cifar10": ["sal", "sal-posthoc"],
         "post-hoc-cifar100": ["sal", "sal-posthoc"],
     }
     for name in OF_THE_PAPER:
-        assert preset(name).params["evaluate"]["methods"] == expected.get(name, ["sal"]), name
+        params, methods = preset(name).params, expected.get(name, ["sal"])
+        assert params["evaluate"]["methods"] == methods, name
+        assert params["rivals"] == [method for method in methods if method in wild], name
+        assert params["encoders"] == [method for method in methods if method in encoders], name
 
 
 @pytest.mark.parametrize("name", sorted(set(OF_THE_PAPER) - {"toy"}))

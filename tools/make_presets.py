@@ -152,7 +152,8 @@ RECIPES = {
     "mixing-ratio": Recipe(
         "other shares π of OOD data",
         "Table 17, Appendix S",
-        "the whole table: `dvc exp run --queue -S data.pi=0.05,0.2,0.5,0.9`, then `dvc queue start`.",
+        "SAL for every π, with a figure: `dvc repro`, then `salcli sweep-pi`. The whole table, with the rivals: "
+        "`dvc exp run --queue -S data.pi=0.05,0.2,0.5,0.9`, then `dvc queue start`.",
         {"data.pi": 0.05},
     ),
     "unseen-300k": Recipe(
@@ -197,8 +198,8 @@ RECIPES = {
     "theory": Recipe(
         "ζ and filter errors by π",
         "Tables 5–6, Appendix F",
-        "the whole table: `dvc exp run --queue -S data.pi=0.05,0.1,0.2,0.5,0.7,0.9,1.0`, then `dvc queue start`; "
-        "`dvc metrics show` has ERR_in and ERR_out.",
+        "the whole table: `dvc repro`, then `salcli sweep-pi` has ζ, ERR_in, ERR_out and FPR95 for every π, as a table "
+        "and a figure; the ID classifier is trained once.",
         {"data.ood": ["textures"]},
     ),
     "predicted-labels": Recipe(
