@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Percentile = Annotated[float, Field(ge=1, lt=100)]  # from 1 on: a share like 0.9 is a mistake
-Method = Literal[
-    "sal",
+PosthocMethod = Literal[
     "sal-posthoc",
     "msp",
     "odin",
@@ -48,6 +49,8 @@ Method = Literal[
     "vim",
 ]
 Encoder = Literal["knn-plus", "csi"]  # trained from scratch on the ID data
+WildRival = Literal["oe", "energy-oe", "woods", "scone"]  # trained with the wild data, as SAL is
+Method = Literal["sal", WildRival, Encoder, PosthocMethod]
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]
 
 
@@ -166,6 +169,51 @@ class TrainOodParams(TrainParams):
     candidate_id: bool
 
 
+class OeParams(_Section):
+    """Outlier Exposure (Hendrycks et al., 2019): wild samples should be predicted as every class alike."""
+
+    loss_weight: Positive
+
+
+class EnergyOeParams(_Section):
+    """Energy-OE (Liu et al., 2020): the energies of ID and wild samples should be beyond these margins."""
+
+    loss_weight: Positive
+    m_in: Annotated[float | Literal["auto"], PlainValidator(check.auto_or_number)]
+    m_out: Annotated[float | Literal["auto"], PlainValidator(check.auto_or_number)]
+
+
+class WoodsParams(_Section):
+    """WOODS (Katz-Samuels et al., 2022): wild samples should be called OOD, as far as two constraints allow."""
+
+    false_alarms: Share
+    loss_factor: Positive
+    multiplier_lr: Positive
+    penalty_growth: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    tolerance: NotNegative
+
+
+class SconeParams(WoodsParams):
+    """SCONE (Bai et al., 2023): WOODS with a margin on the energy of wild samples."""
+
+    margin: Number
+
+
+class TrainRivalParams(_Section):
+    """The numbers of each rival that is trained with the wild data. The schedule is that of train_ood."""
+
+    oe: OeParams
+    energy_oe: Annotated[EnergyOeParams, Field(alias="energy-oe")]
+    woods: WoodsParams
+    scone: SconeParams
+
+    def of(self, rival: str) -> _Section:
+        """One rival's."""
+        section = getattr(self, rival.replace("-", "_"))
+        assert isinstance(section, _Section)
+        return section
+
+
 class HeadParams(SgdParams):
     """Linear heads on the features of a frozen encoder; at 60, 75 and 90 % of the epochs, lr is multiplied."""
 
@@ -237,6 +285,19 @@ class EvaluateParams(_Section):
     batch_size: Count
 
 
+def _only_trained(evaluate: EvaluateParams, info: ValidationInfo) -> EvaluateParams:
+    """Methods that something is trained for, if they need it."""
+    for key, kind, need in (
+        ("rivals", WildRival, "training with the wild data"),
+        ("encoders", Encoder, "training from scratch"),
+    ):
+        untrained = {*evaluate.methods} & {*get_args(kind)} - {*info.data.get(key, get_args(kind))}
+        if untrained:
+            names = ", ".join(method for method in evaluate.methods if method in untrained)
+            raise ValueError(f"methods names {names}, which needs {need}; name it in {key}, too")
+    return evaluate
+
+
 class Params(_Section):
     """All of params.yaml."""
 
@@ -254,9 +315,26 @@ class Params(_Section):
     extract_grads: ExtractGradsParams
     filter: FilterParams
     train_ood: TrainOodParams
+    rivals: Annotated[tuple[WildRival, ...], Field(strict=False), AfterValidator(check.each_once)]
+    train_rival: TrainRivalParams
     encoders: Annotated[tuple[Encoder, ...], Field(strict=False), AfterValidator(check.each_once)]
     train_encoder: TrainEncoderParams
-    evaluate: EvaluateParams
+    evaluate: Annotated[EvaluateParams, AfterValidator(_only_trained)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_methods(cls, raw: Any) -> Any:
+        """`methods: all` stands for every method that there is a network for."""
+        match raw:
+            case {"evaluate": {"methods": "all"}}:
+                trained = [
+                    name
+                    for key, kind in (("rivals", WildRival), ("encoders", Encoder))
+                    for name in get_args(kind)
+                    if isinstance(raw.get(key), list) and name in raw[key]  # others are complained of where they stand
+                ]
+                return raw | {"evaluate": raw["evaluate"] | {"methods": ["sal", *trained, *get_args(PosthocMethod)]}}
+        return raw
 
 
 @dataclass(frozen=True)

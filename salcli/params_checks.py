@@ -98,3 +98,10 @@ def auto_or_count(value: object) -> object:
     if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
     raise ValueError(f"must be auto or an integer of at least 1, got {value!r}")
+
+
+def auto_or_number(value: object) -> object:
+    """`auto`, or a number."""
+    if value == "auto" or _is_number(value):
+        return value
+    raise ValueError(f"must be auto or a number, got {value!r}")

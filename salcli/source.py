@@ -7,14 +7,19 @@ import hashlib
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-STAGES = ("prepare", "train_id", "extract_grads", "filter", "train_ood", "evaluate")
+STAGES = ("prepare", "train_id", "train_encoder", "extract_grads", "filter", "train_ood", "evaluate")
 # They hold no code that could change a result.
 WITHOUT_RESULT = {"salcli.errors", "salcli.progress"}
 
 
 def stage_fingerprints() -> dict[str, str]:
     """For each stage, the fingerprint of its own module and of all that it imports of ours."""
-    return {stage: _fingerprint(stage_files(stage)) for stage in STAGES}
+    return {stage: stage_fingerprint(stage) for stage in STAGES}
+
+
+def stage_fingerprint(stage: str) -> str:
+    """The fingerprint of one stage, also of those that are no part of the pipeline."""
+    return _fingerprint(stage_files(stage))
 
 
 def stage_files(stage: str) -> list[Path]:

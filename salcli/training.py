@@ -46,11 +46,11 @@ MakeSchedule = Callable[[Optimizer, int], LRScheduler]
 class Stateful(Protocol):
     """Something that has to go on where it was."""
 
-    def get_state(self) -> Tensor:
-        """All there is to know."""
+    def get_state(self) -> Any:
+        """All there is to know, as tensors."""
         ...
 
-    def set_state(self, state: Tensor) -> object:
+    def set_state(self, state: Any) -> object:
         """Go on from there."""
         ...
 
@@ -88,6 +88,7 @@ class Run:
     compute: Compute
     generator: torch.Generator
     stateful: Mapping[str, Stateful] = field(default_factory=dict)  # beside the network, the optimiser, …
+    after_epoch: Callable[[], None] = lambda: None
     optimiser: MakeOptimiser | None = None  # SGD with Nesterov momentum, unless a method has another
     schedule: MakeSchedule | None = None  # a cosine, likewise
 
@@ -122,6 +123,7 @@ def train(run: Run, task: Task, keeper: Keeper | None = None) -> list[Epoch]:
         task.note(f"goes on after epoch {len(course.curve)} of {run.params.epochs}, where an earlier run was stopped")
     for epoch in range(len(course.curve) + 1, run.params.epochs + 1):
         course.curve.append(_one_epoch(run, course, trainee, epoch, task))
+        run.after_epoch()
         if keeper and run.compute.processes.is_main:
             keeper.save(course.state())
     run.network.eval()

@@ -54,9 +54,9 @@ READERS: dict[str, tuple[str, Callable[[Found], Any]]] = {
     "wild": (f"data/splits/{SEED}/{OOD}/wild.h5", read_wild_source),
     "OOD test": (f"data/splits/{SEED}/{OOD}/wild.h5", read_ood_test),
     "truth": (f"data/splits/{SEED}/{OOD}/truth.h5", read_wild_truth),
-    "classifier": (f"runs/{SEED}/classifier.safetensors", lambda found: read_network(found, Classifier)),
+    "classifier": (f"runs/{SEED}/networks/classifier.safetensors", lambda found: read_network(found, Classifier)),
     "OOD classifier": (
-        f"runs/{SEED}/{OOD}/ood-classifier.safetensors",
+        f"runs/{SEED}/{OOD}/networks/sal.safetensors",
         lambda found: read_network(found, OodClassifier),
     ),
     "gradients": (f"runs/{SEED}/gradients-id-train.h5", lambda found: list(GradientFile.open(found).chunks())),
@@ -366,7 +366,7 @@ STRANGERS = {
     "filter, calibration gradients": (layout.id_gradients("calibration", SEED), "filter", ["extract-grads"]),
     "filter, wild gradients": (layout.wild_gradients(OOD, SEED), "filter", ["extract-grads"]),
     "train-ood, candidates": (layout.candidates(OOD, SEED), "train-ood", ["extract-grads", "filter"]),
-    "evaluate, OOD classifier": (layout.ood_classifier(OOD, SEED), "evaluate", ["train-ood"]),
+    "evaluate, OOD classifier": (layout.trained_network("sal", OOD, SEED), "evaluate", ["train-ood"]),
     "evaluate, gradients": (layout.id_gradients("train", SEED), "evaluate", ["extract-grads"]),
 }
 
@@ -401,7 +401,7 @@ def test_a_new_wild_mixture_makes_all_that_came_of_the_old_one_invalid(here: Pat
     message = refused("evaluate", *ONE, root=here)
     assert "gradients-wild.h5 was made with another wild.h5" in message
     message = refused("evaluate", "--method", "sal", *ONE, root=here)
-    assert "ood-classifier.safetensors was made with another wild.h5" in message
+    assert "sal.safetensors was made with another wild.h5" in message
     message = refused("train-ood", *ONE, root=here)
     assert "candidates.h5 was made with another wild.h5" in message
     assert follow_the_cure(message) == ["extract-grads", "filter"]
@@ -415,7 +415,7 @@ def test_id_gradients_in_place_of_wild_ones_are_refused(here: Path) -> None:
 
 
 def test_a_classifier_in_place_of_the_ood_classifier_is_refused(here: Path) -> None:
-    shutil.copy(here / layout.classifier(SEED).name, here / layout.ood_classifier(OOD, SEED).name)
+    shutil.copy(here / layout.classifier(SEED).name, here / layout.trained_network("sal", OOD, SEED).name)
     assert "holds a network of kind classifier, not ood-classifier" in refused("evaluate", *ONE, root=here)
 
 
@@ -430,7 +430,7 @@ def test_a_bad_scratch_file_is_made_again_in_scratch(here: Path) -> None:
 
 
 def test_a_checkpoint_says_what_it_was_made_with(built: Path) -> None:
-    found = Workspace(built).find(layout.ood_classifier(OOD, SEED))
+    found = Workspace(built).find(layout.trained_network("sal", OOD, SEED))
     about = read_header(found).about
     assert about["ood"] == OOD
     assert about["train_ood"]["epochs"] == 3

@@ -94,7 +94,7 @@ NEEDS: dict[str, list[Artifact]] = {
         layout.wild_mixture(OOD, SEED),
         layout.classifier(SEED),
         layout.id_gradients("train", SEED),
-        layout.ood_classifier(OOD, SEED),
+        layout.trained_network("sal", OOD, SEED),
     ],
 }
 
@@ -330,9 +330,9 @@ def open_to_all(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("command", "name"),
     [
         ("filter", f"runs/{SEED}/gradients-id-train.h5"),
-        ("train-ood", f"runs/{SEED}/classifier.safetensors"),
+        ("train-ood", f"runs/{SEED}/networks/classifier.safetensors"),
         ("table", f"runs/{SEED}/{OOD}/metrics.json"),
-        (f"inspect runs/{SEED}/classifier.safetensors", f"runs/{SEED}/classifier.safetensors"),
+        (f"inspect runs/{SEED}/networks/classifier.safetensors", f"runs/{SEED}/networks/classifier.safetensors"),
         (f"inspect runs/{SEED}/{OOD}/candidates.h5", f"runs/{SEED}/{OOD}/candidates.h5"),
     ],
 )
@@ -402,11 +402,11 @@ exit $code
         (64, "prepare id-set", "data/prepared/digits-0-7.h5"),
         (0, f"prepare wild --ood {OOD}", f"data/splits/{SEED}/{OOD}/wild.h5"),
         (200, "train-id --set train_id.epochs=1", f"scratch/.salcli/resume/train-id-{SEED}.pt"),
-        (560, "train-id --set train_id.epochs=1", f"scratch/runs/{SEED}/classifier.safetensors"),
+        (560, "train-id --set train_id.epochs=1", f"scratch/runs/{SEED}/networks/classifier.safetensors"),
         (16, f"extract-grads wild --ood {OOD}", f"runs/{SEED}/{OOD}/gradients-wild.h5"),
         (8, f"filter --ood {OOD}", f"runs/{SEED}/{OOD}/candidates.h5"),
-        (120, f"train-ood --ood {OOD}", f".salcli/resume/train-ood-{OOD}-{SEED}.pt"),
-        (560, f"train-ood --epochs 1 --ood {OOD}", f"scratch/runs/{SEED}/{OOD}/ood-classifier.safetensors"),
+        (120, f"train-ood --ood {OOD}", f".salcli/resume/train-sal-{OOD}-{SEED}.pt"),
+        (560, f"train-ood --epochs 1 --ood {OOD}", f"scratch/runs/{SEED}/{OOD}/networks/sal.safetensors"),
         (8, f"evaluate --ood {OOD}", f"runs/{SEED}/{OOD}/scores.h5"),
     ],
 )  # fmt: skip
@@ -440,7 +440,7 @@ TALKATIVE = "import salcli.reporting.progress as p; p.SECONDS_BETWEEN_LINES = 0;
     ("command", "when"),
     [
         ("train-id --epochs 100000", "train-id, seed 0: "),
-        (f"train-ood --ood {OOD} --epochs 100000", f"train-ood, {OOD}, seed 0: "),
+        (f"train-ood --ood {OOD} --epochs 100000", f"train-ood, sal, {OOD}, seed 0: "),
         ("train-id --epochs 100000", "scratch run: "),  # torch is still importing parts of itself
     ],
     ids=["train-id", "train-ood", "before"],

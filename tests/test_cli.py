@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from salcli.artifacts.layout import Workspace
 
 STAGE_COMMANDS = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate"]
-COMMANDS = ["presets", "toy", "init", *STAGE_COMMANDS, "table", "inspect", "theory"]
+COMMANDS = ["presets", "toy", "init", *STAGE_COMMANDS, "table", "inspect", "theory", "sweep-pi"]
 CHAIN = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate", "table"]
 CONSOLE_SCRIPT = str(Path(sys.executable).with_name("salcli"))
 # pydantic is not among them: Typer itself uses it
@@ -267,13 +267,13 @@ def test_a_scratch_chain_says_what_it_overrode_and_leaves_the_rest_alone(here: P
         "scratch run: writes to scratch/, what `dvc repro` builds stays as it is" in text for text in outputs[:3]
     )
     assert f"read from scratch/: runs/{SEED}/{OOD}/candidates.h5\n" in outputs[1]
-    assert f"read from scratch/: runs/{SEED}/{OOD}/ood-classifier.safetensors\n" in outputs[2]
+    assert f"read from scratch/: runs/{SEED}/{OOD}/networks/sal.safetensors\n" in outputs[2]
     after = files(here)
     assert {name: content for name, content in after.items() if not name.startswith("scratch/")} == before
     assert set(after) - set(before) == {
         f"scratch/runs/{SEED}/{OOD}/{name}"
         for name in (
-            "candidates.h5", "filter.json", "ood-classifier.safetensors", "train-ood.csv", "scores.h5", "metrics.json",
+            "candidates.h5", "filter.json", "networks/sal.safetensors", "train-sal.csv", "scores.h5", "metrics.json",
             "roc.csv", "histogram.csv",
         )
     }  # fmt: skip
@@ -357,7 +357,7 @@ ARTIFACTS = {
     f"data/splits/{SEED}/id.h5": ["id-split", "calibration", "wild"],
     f"data/splits/{SEED}/{OOD}/wild.h5": ["wild-mixture", "source", "ood_test"],
     f"data/splits/{SEED}/{OOD}/truth.h5": ["wild-truth", "is_ood", "bool"],
-    f"runs/{SEED}/classifier.safetensors": ["classifier", "small-cnn", "head.weight", "8 × 64", "56,747"],
+    f"runs/{SEED}/networks/classifier.safetensors": ["classifier", "small-cnn", "head.weight", "8 × 64", "56,747"],
     f"runs/{SEED}/train-id.csv": ["The first 8 of 8 rows", "epoch", "accuracy"],
     f"runs/{SEED}/train-id.json": ["train_accuracy", "test_accuracy"],
     f"runs/{SEED}/gradients-id-train.h5": ["gradients", "ID train", "Samples of each class", "462 × 64"],
@@ -365,8 +365,8 @@ ARTIFACTS = {
     f"runs/{SEED}/{OOD}/gradients-wild.h5": ["gradients", f"wild, {OOD}", "642 × 64"],
     f"runs/{SEED}/{OOD}/candidates.h5": ["candidates", "threshold_quantile=0.95", "Top 10 candidates"],
     f"runs/{SEED}/{OOD}/filter.json": ["err_in", "n_candidates"],
-    f"runs/{SEED}/{OOD}/ood-classifier.safetensors": ["ood-classifier", "ood_head.weight", "56,812"],
-    f"runs/{SEED}/{OOD}/train-ood.csv": ["The first 3 of 3 rows"],
+    f"runs/{SEED}/{OOD}/networks/sal.safetensors": ["ood-classifier", "ood_head.weight", "56,812"],
+    f"runs/{SEED}/{OOD}/train-sal.csv": ["The first 3 of 3 rows"],
     f"runs/{SEED}/{OOD}/scores.h5": ["test-scores", "sal/id", "knn/ood"],
     f"runs/{SEED}/{OOD}/metrics.json": ["'sal': {", "'samples': {"],
     f"runs/{SEED}/{OOD}/roc.csv": ["The first 10 of 2,412 rows", "fpr"],

@@ -165,10 +165,10 @@ def test_the_launcher_of_params_starts_two_processes_and_one_speaks(workspace: W
 
 @pytest.mark.slow
 def test_one_message_ends_all_processes(workspace: Workspace) -> None:
-    (workspace.root / f"runs/{SEED}/classifier.safetensors").unlink()
+    (workspace.root / f"runs/{SEED}/networks/classifier.safetensors").unlink()
     done = two_processes("-m", "salcli", "extract-grads", "--seed", str(SEED), cwd=workspace.root)
     assert done.returncode != 0
-    message = f"error: runs/{SEED}/classifier.safetensors is not there yet; make it with: salcli train-id"
+    message = f"error: runs/{SEED}/networks/classifier.safetensors is not there yet; make it with: salcli train-id"
     assert done.stderr.count(message) == 1
 
 

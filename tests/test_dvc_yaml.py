@@ -22,7 +22,8 @@ PARAMS: dict[str, Any] = YAML(typ="safe").load(REPOSITORY / "params.yaml")
 MODULE = {
     "prepare-id-set": "prepare", "prepare-ood-set": "prepare", "prepare-unseen-set": "prepare", "split": "prepare",
     "mix-wild": "prepare", "train-id": "train_id", "extract-id": "extract_grads", "extract-wild": "extract_grads",
-    "filter": "filter", "train-ood": "train_ood", "evaluate": "evaluate", "evaluate-unseen": "evaluate",
+    "filter": "filter", "train-ood": "train_ood", "train-rival": "train_ood", "train-encoder": "train_encoder",
+    "evaluate": "evaluate", "evaluate-unseen": "evaluate",
 }  # fmt: skip
 FINGERPRINTS = ".salcli/fingerprints.json"
 
@@ -39,6 +40,8 @@ def paths(stage: dict[str, Any], *kinds: str) -> set[str]:
     return {
         name.replace("${item.ood}", "OOD")
         .replace("${item.unseen}", "UNSEEN")
+        .replace("${item.rival}", "RIVAL")
+        .replace("${item.encoder}", "ENCODER")
         .replace("${item.seed}", "7")
         .replace("${data.id}", PARAMS["data"]["id"])
         for name in names
@@ -91,7 +94,6 @@ def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None
     by_seed = (layout.id_split, layout.classifier, layout.train_id_curve, layout.train_id_metrics)
     by_experiment = (
         layout.wild_mixture, layout.wild_truth, layout.wild_gradients, layout.candidates, layout.filter_metrics,
-        layout.ood_classifier, layout.train_ood_curve,
     )  # fmt: skip
     by_test_set = (layout.evaluation_scores, layout.metrics, layout.roc, layout.score_histogram)
     expected = [layout.prepared_set(PARAMS["data"]["id"]).name, layout.prepared_set("OOD").name]
@@ -100,6 +102,9 @@ def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None
     expected += [layout.id_gradients(part, 7).name for part in ("train", "calibration")]
     expected += [place("OOD", 7).name for place in (*by_experiment, *by_test_set)]
     expected += [place("OOD", 7, "UNSEEN").name for place in by_test_set]
+    of_method = (layout.trained_network, layout.training_curve)
+    expected += [place(method, "OOD", 7).name for place in of_method for method in ("sal", "RIVAL")]
+    expected += [place("ENCODER", 7).name for place in (layout.encoder, layout.encoder_curve)]
     declared = [name for stage in STAGES.values() for name in paths(stage, "outs", "metrics", "plots")]
     assert sorted(declared) == sorted(expected)
 
@@ -107,14 +112,15 @@ def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None
 @pytest.mark.parametrize("name", STAGES)
 def test_every_input_is_another_stages_output(name: str) -> None:
     outputs = {out for stage in STAGES.values() for out in paths(stage, "outs", "metrics", "plots")}
-    assert paths(STAGES[name], "deps") <= outputs
+    folders = {str(parent) for out in outputs for parent in Path(out).parents}  # of networks, which there are more of
+    assert paths(STAGES[name], "deps") <= outputs | folders
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_declared_params_exist_and_leave_out_what_only_spans_the_matrix(name: str) -> None:
     for key in (entry for entry in STAGES[name].get("params", []) if isinstance(entry, str)):
         value: Any = PARAMS
-        for part in key.split("."):
+        for part in key.replace("${item.rival}", PARAMS["rivals"][0]).replace("${item.encoder}", "csi").split("."):
             value = value[part]
         if name != "evaluate-unseen":  # of a set that hides in other wild data it tests on what is kept out there
             assert key not in ("data", "data.ood", "seeds", "device", "launcher")
@@ -128,7 +134,8 @@ def test_the_truth_is_an_input_of_the_filters_diagnosis_alone() -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_commands_name_their_matrix_item(name: str) -> None:
     axes = set(STAGES[name].get("matrix", {}))
-    assert set(re.findall(r"--(\w+) \$\{item\.\1\}", STAGES[name]["cmd"])) == axes
+    command = STAGES[name]["cmd"].replace("--method ${item.rival}", "--rival ${item.rival}")
+    assert set(re.findall(r"--(\w+) \$\{item\.\1\}", command)) == axes
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -27,6 +27,7 @@ from salcli.stages import evaluate
 from salcli.stages.evaluate import SCORES_KIND
 from salcli.stages.inputs import classifier_of, id_images, ood_test_images
 from salcli.stages.rival_scores import RIVALS
+from salcli.stages.scoring import TRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,7 @@ def all_images(workspace: Workspace, params: Params) -> Tensor:
 
 
 def test_every_method_is_scored_by_someone() -> None:
-    assert set(get_args(params_module.Method)) == {*RIVALS, "sal", "sal-posthoc", "odin"}
+    assert set(get_args(params_module.Method)) == {*RIVALS, *TRAINED, "sal-posthoc", "odin"}
 
 
 @pytest.mark.parametrize("method", sorted({*RIVALS, "sal-posthoc", "odin"} - {"ash"}))

@@ -55,10 +55,10 @@ main()
 WRITES = {
     "prepare": ("prepare wild", f"data/splits/{SEED}/{OOD}/wild.h5"),
     "prepare, truth": ("prepare wild", f"data/splits/{SEED}/{OOD}/truth.h5"),
-    "train-id": ("train-id", f"runs/{SEED}/classifier.safetensors"),
+    "train-id": ("train-id", f"runs/{SEED}/networks/classifier.safetensors"),
     "extract-grads": ("extract-grads wild", f"runs/{SEED}/{OOD}/gradients-wild.h5"),
     "filter": ("filter", f"runs/{SEED}/{OOD}/candidates.h5"),
-    "train-ood": ("train-ood", f"runs/{SEED}/{OOD}/ood-classifier.safetensors"),
+    "train-ood": ("train-ood", f"runs/{SEED}/{OOD}/networks/sal.safetensors"),
     "evaluate": ("evaluate", f"runs/{SEED}/{OOD}/metrics.json"),
 }
 OLD = b"from an earlier run, and longer than nothing"

@@ -18,7 +18,7 @@ from salcli.params_file import read_yaml, with_overrides
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
-QUICK = {"seeds": [0], "data.ood": ["digits-8-9"], "train_id.epochs": 6, "train_ood.epochs": 2}
+QUICK = {"seeds": [0], "rivals": [], "data.ood": ["digits-8-9"], "train_id.epochs": 6, "train_ood.epochs": 2}
 OF_ONE_EXPERIMENT = ["evaluate", "extract-wild", "filter", "mix-wild", "train-ood"]
 
 
@@ -103,7 +103,7 @@ def test_metrics_plots_and_dag_are_there(project: Project) -> None:
     assert "evaluate@digits-8-9-0" in project.dvc("dag")
     page = project.dvc("plots", "show").strip().removeprefix("file://")
     html = Path(page).read_text()
-    for curve in ("roc.csv", "histogram.csv", "train-id.csv", "train-ood.csv"):
+    for curve in ("roc.csv", "histogram.csv", "train-id.csv", "train-sal.csv"):
         assert curve in html
 
 
@@ -118,6 +118,18 @@ def test_a_scratch_run_by_hand_leaves_nothing_to_do_for_dvc(project: Project) ->
 def test_a_changed_quantile_runs_only_what_depends_on_it(project: Project) -> None:
     project.change_params({"filter.threshold_quantile": 0.9})
     assert project.repro() == ["evaluate@digits-8-9-0", "filter@digits-8-9-0", "train-ood@digits-8-9-0"]
+
+
+def test_another_rival_trains_only_that_one(project: Project) -> None:
+    project.change_params({"rivals": ["oe", "woods"]})
+    new = ["train-rival@digits-8-9-0-oe", "train-rival@digits-8-9-0-woods"]
+    assert project.repro() == ["evaluate@digits-8-9-0", *new]
+    project.change_params({"train_rival.woods.loss_factor": 3})
+    assert project.repro() == ["evaluate@digits-8-9-0", new[1]]
+    project.change_params({"filter.threshold_quantile": 0.85})  # rivals do without the filter
+    assert project.repro() == ["evaluate@digits-8-9-0", "filter@digits-8-9-0", "train-ood@digits-8-9-0"]
+    project.change_params({"rivals": []})
+    assert project.repro() == ["evaluate@digits-8-9-0"]
 
 
 def test_changed_code_runs_only_the_stages_that_import_it(project: Project) -> None:

@@ -60,22 +60,27 @@ def params_with(workspace: Workspace, **overrides: Any) -> Params:
 RUNS: dict[str, tuple[Callable[..., Any], str, str, dict[str, Any]]] = {
     "train-id": (
         lambda workspace, params, progress: train_id.run(workspace, params, SEED, progress),
-        f"runs/{SEED}/classifier.safetensors", f"runs/{SEED}/train-id.csv", {"train_id__epochs": 4},
+        f"runs/{SEED}/networks/classifier.safetensors", f"runs/{SEED}/train-id.csv", {"train_id__epochs": 4},
     ),
     "train-id, augmented": (
         lambda workspace, params, progress: train_id.run(workspace, params, SEED, progress),
-        f"runs/{SEED}/classifier.safetensors", f"runs/{SEED}/train-id.csv",
+        f"runs/{SEED}/networks/classifier.safetensors", f"runs/{SEED}/train-id.csv",
         {"train_id__epochs": 4, "train_id__augment": "flip-crop"},
     ),
     "train-id, dropout": (
         lambda workspace, params, progress: train_id.run(workspace, params, SEED, progress),
-        f"runs/{SEED}/classifier.safetensors", f"runs/{SEED}/train-id.csv",
+        f"runs/{SEED}/networks/classifier.safetensors", f"runs/{SEED}/train-id.csv",
         {"train_id__epochs": 2, "model__backbone": "wrn-10-1", "model__drop_rate": 0.3},
     ),
     "train-ood": (
         lambda workspace, params, progress: train_ood.run(workspace, params, OOD, SEED, progress),
-        f"runs/{SEED}/{OOD}/ood-classifier.safetensors", f"runs/{SEED}/{OOD}/train-ood.csv",
+        f"runs/{SEED}/{OOD}/networks/sal.safetensors", f"runs/{SEED}/{OOD}/train-sal.csv",
         {"train_ood__epochs": 4, "train_ood__candidate_id": True, "train_ood__augment": "flip-crop"},
+    ),
+    "woods": (
+        lambda workspace, params, progress: train_ood.run(workspace, params, OOD, SEED, progress, method="woods"),
+        f"runs/{SEED}/{OOD}/networks/woods.safetensors", f"runs/{SEED}/{OOD}/train-woods.csv",
+        {"train_ood__epochs": 3, "train_rival__woods__tolerance": 1.0},  # so that there is nothing to say
     ),
 }  # fmt: skip
 
@@ -163,7 +168,7 @@ def test_what_was_kept_cannot_run_code(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_kill_minus_nine_in_the_middle_of_training(workspace: Workspace) -> None:
     command = [sys.executable, "-m", "salcli", "train-id", "--seed", str(SEED)]
-    names = [f"runs/{SEED}/classifier.safetensors", f"runs/{SEED}/train-id.csv"]
+    names = [f"runs/{SEED}/networks/classifier.safetensors", f"runs/{SEED}/train-id.csv"]
     undisturbed = [(workspace.root / name).read_bytes() for name in names]
     for name in names:
         (workspace.root / name).unlink()

@@ -238,7 +238,8 @@ def test_the_truth_never_reaches_filter_or_training(workspace: Workspace, quick_
 def _results(workspace: Workspace, params: Params) -> list[str]:
     filter_stage.run(workspace, params.filter, OOD, SEED)
     train_ood.run(workspace, params, OOD, SEED)
-    return [fingerprint(workspace.find(place(OOD, SEED))) for place in (layout.candidates, layout.ood_classifier)]
+    places = layout.candidates(OOD, SEED), layout.trained_network("sal", OOD, SEED)
+    return [fingerprint(workspace.find(place)) for place in places]
 
 
 def test_gradients_of_the_wild_data_do_not_say_where_a_sample_comes_from(workspace: Workspace) -> None:

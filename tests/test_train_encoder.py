@@ -125,6 +125,7 @@ def test_it_learns(own: Workspace, encoder: str) -> None:
     assert curve[0] == "phase,epoch,loss,accuracy"
     rows = [line.split(",") for line in curve[1:]]
     assert [row[0] for row in rows] == ["contrast"] * 14 + ["heads"] * 6
+    assert [int(row[1]) for row in rows] == list(range(1, 21))
     assert float(rows[13][2]) < 0.9 * float(rows[0][2])
     assert done.test_accuracy > {"knn-plus": 0.6, "csi": 0.2}[encoder]  # chance is 1/8
 

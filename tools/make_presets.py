@@ -10,12 +10,13 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, get_args
 
 REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from salcli.paper import figures  # noqa: E402
+from salcli.params import Encoder, WildRival  # noqa: E402
 from salcli.params_file import edited  # noqa: E402
 from salcli.reporting.results_table import LABELS  # noqa: E402
 
@@ -45,9 +46,12 @@ PROTOCOL: dict[str, Any] = {
     "train_ood.batch_size": 128,
     "train_ood.lr": 0.001,
     "train_ood.augment": "flip-crop",
+    "train_rival.energy-oe.m_in": -27,
+    "train_rival.energy-oe.m_out": -5,
+    "train_rival.scone.margin": -10,
     "evaluate.knn_k": 200,
 }
-CIFAR10 = {"data.id": "cifar10", "evaluate.knn_k": 50}
+CIFAR10 = {"data.id": "cifar10", "train_rival.energy-oe.m_in": -23, "evaluate.knn_k": 50}
 # three Gaussians and an MLP; the numbers of the authors' code
 PLANE: dict[str, Any] = {
     "seeds": [0],
@@ -148,7 +152,8 @@ RECIPES = {
     "mixing-ratio": Recipe(
         "other shares π of OOD data",
         "Table 17, Appendix S",
-        "the whole table: `dvc exp run --queue -S data.pi=0.05,0.2,0.5,0.9`, then `dvc queue start`.",
+        "SAL for every π, with a figure: `dvc repro`, then `salcli sweep-pi`. The whole table, with the rivals: "
+        "`dvc exp run --queue -S data.pi=0.05,0.2,0.5,0.9`, then `dvc queue start`.",
         {"data.pi": 0.05},
     ),
     "unseen-300k": Recipe(
@@ -193,8 +198,8 @@ RECIPES = {
     "theory": Recipe(
         "ζ and filter errors by π",
         "Tables 5–6, Appendix F",
-        "the whole table: `dvc exp run --queue -S data.pi=0.05,0.1,0.2,0.5,0.7,0.9,1.0`, then `dvc queue start`; "
-        "`dvc metrics show` has ERR_in and ERR_out.",
+        "the whole table: `dvc repro`, then `salcli sweep-pi` has ζ, ERR_in, ERR_out and FPR95 for every π, as a table "
+        "and a figure; the ID classifier is trained once.",
         {"data.ood": ["textures"]},
     ),
     "predicted-labels": Recipe(
@@ -225,15 +230,20 @@ def texts() -> dict[str, str]:
     """Every preset's file: name → text."""
     base = (REPOSITORY / "params.yaml").read_text(encoding="utf-8")
     return {"default": base} | {
-        name: _header(name, recipe) + edited(base, recipe.base | {"evaluate.methods": methods(name)} | recipe.values)
+        name: _header(name, recipe) + edited(base, recipe.base | _methods(name) | recipe.values)
         for name, recipe in RECIPES.items()
     }
 
 
-def methods(table: str) -> list[str]:
+def _methods(table: str) -> dict[str, list[str]]:
     """The rows of a table that we can compute; a variant of SAL is SAL with other params."""
     rows = {figure.method for figure in figures() if figure.setting.table == table}
-    return [method for method, label in LABELS.items() if label in rows or method == "sal"]
+    methods = [method for method, label in LABELS.items() if label in rows or method == "sal"]
+    return {
+        "rivals": [method for method in methods if method in get_args(WildRival)],
+        "encoders": [method for method in methods if method in get_args(Encoder)],
+        "evaluate.methods": methods,
+    }
 
 
 def _header(name: str, recipe: Recipe) -> str:

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from salcli.artifacts.atomic import atomic_path
 from salcli.errors import BadArtifactError, ModelError, UnknownNameError
 from salcli.models.contrastive import ContrastiveClassifier, RotationClassifier
-from salcli.models.network import Classifier, NetworkSpec, OodClassifier
+from salcli.models.network import Classifier, EnergyClassifier, NetworkSpec, OodClassifier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,7 @@ SCHEMA = 1
 KINDS: dict[type[Classifier], str] = {
     Classifier: "classifier",
     OodClassifier: "ood-classifier",
+    EnergyClassifier: "energy-classifier",
     ContrastiveClassifier: "contrastive-classifier",
     RotationClassifier: "rotation-classifier",
 }

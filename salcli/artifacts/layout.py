@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from salcli.errors import MissingArtifactError
 
 SCRATCH = "scratch"
 RUNS = "runs"
+NETWORKS = "networks"
 UNSEEN = "unseen"
+SWEEP = "sweep"
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,29 @@ class Found:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder with params.yaml. A scratch run writes below scratch/, so what DVC tracks stays untouched."""
+    """A folder with params.yaml, and folders laid over it, so that what DVC tracks stays untouched.
+
+    A scratch run writes below scratch/. A run `within` a folder of its own (below scratch/ if it is a scratch run, too)
+    writes there and looks there first; what is not in it is that of the workspace below.
+    """
 
     root: Path
     write_to_scratch: bool = False
     read_from_scratch: bool = False
+    folder: Artifact | None = None  # that the run is within, and the command that makes all that is in it
     inputs_from_scratch: list[str] = field(default_factory=list, compare=False)
     _targets: set[str] = field(default_factory=set, compare=False)  # names that this run writes to scratch/
 
+    def within(self, folder: Artifact) -> Workspace:
+        """The same workspace for a run that has a folder of its own."""
+        return replace(self, folder=folder, _targets=set())
+
     def find(self, artifact: Artifact) -> Found:
         """The artifact's file, or an error that says how to make it."""
-        if self._is_in_scratch(artifact):
-            if artifact.name not in self._targets:
-                self.inputs_from_scratch.append(artifact.name)
+        if self._is_own(artifact):
+            found = Found(self._written_to / artifact.name, self.how_to_make(artifact))
+        elif self.read_from_scratch and (self.root / SCRATCH / artifact.name).exists():
+            self.inputs_from_scratch.append(artifact.name)
             found = Found(self.root / SCRATCH / artifact.name, f"{artifact.made_by} --scratch")
         else:
             found = Found(self.root / artifact.name, artifact.made_by)
@@ -63,23 +75,29 @@ class Workspace:
 
     def how_to_make(self, artifact: Artifact) -> str:
         """The command that makes the artifact for this run: in scratch/, where the run is a scratch run."""
-        return f"{artifact.made_by} --scratch" if self.write_to_scratch else artifact.made_by
+        made_by = self.folder.made_by if self.folder else artifact.made_by
+        return f"{made_by} --scratch" if self.write_to_scratch else made_by
 
     def has(self, artifact: Artifact) -> bool:
         """Whether the artifact is there."""
-        return self._is_in_scratch(artifact) or (self.root / artifact.name).exists()
+        folders = (self.root, self.root / SCRATCH) if self.read_from_scratch else (self.root,)
+        return self._is_own(artifact) or any((folder / artifact.name).exists() for folder in folders)
 
     def target(self, artifact: Artifact) -> Path:
         """Where to write the artifact."""
-        if not self.write_to_scratch:
-            return self.root / artifact.name
-        self._targets.add(artifact.name)
-        return self.root / SCRATCH / artifact.name
+        if self.write_to_scratch:
+            self._targets.add(artifact.name)
+        return self._written_to / artifact.name
 
-    def _is_in_scratch(self, artifact: Artifact) -> bool:
+    def _is_own(self, artifact: Artifact) -> bool:
         """Also without --scratch a run goes on from what it has written itself: a split, then its wild mixture."""
-        may_read = self.read_from_scratch or artifact.name in self._targets
-        return may_read and (self.root / SCRATCH / artifact.name).exists()
+        may_read = self.folder is not None or artifact.name in self._targets
+        return may_read and (self._written_to / artifact.name).exists()
+
+    @property
+    def _written_to(self) -> Path:
+        base = self.root / SCRATCH if self.write_to_scratch else self.root
+        return base / self.folder.name if self.folder else base
 
 
 def prepared_set(name: str) -> Artifact:
@@ -118,8 +136,8 @@ def wild_truth(ood: str, seed: int) -> Artifact:
 
 
 def classifier(seed: int) -> Artifact:
-    """The ID classifier h_w."""
-    return Artifact(f"runs/{seed}/classifier.safetensors", f"salcli train-id --seed {seed}")
+    """The ID classifier h_w. In a folder of networks that know no wild data, which `evaluate` depends on as a whole."""
+    return Artifact(f"runs/{seed}/{NETWORKS}/classifier.safetensors", f"salcli train-id --seed {seed}")
 
 
 def train_id_curve(seed: int) -> Artifact:
@@ -146,10 +164,10 @@ def _train_encoder(name: str, seed: int) -> str:
     return f"salcli train-encoder --encoder {name} --seed {seed}"
 
 
-def resume_state(stage: str, seed: int, ood: str = "") -> Artifact:
+def resume_state(what: str, seed: int, ood: str = "") -> Artifact:
     """The state of an unfinished training run. DVC does not know of it, so it does not delete it."""
-    name = "-".join(filter(None, (stage, ood, str(seed))))
-    return Artifact(f".salcli/resume/{name}.pt", f"salcli {stage}")
+    name = "-".join(filter(None, (what, ood, str(seed))))
+    return Artifact(f".salcli/resume/{name}.pt", "the command that trains it")
 
 
 def id_gradients(part: str, seed: int) -> Artifact:
@@ -182,14 +200,18 @@ def theory_figure(ood: str, seed: int, suffix: str) -> Artifact:
     return Artifact(f"runs/{seed}/{ood}/theory.{suffix}", f"salcli theory --ood {ood} --seed {seed}")
 
 
-def ood_classifier(ood: str, seed: int) -> Artifact:
-    """The OOD classifier g_θ."""
-    return Artifact(f"runs/{seed}/{ood}/ood-classifier.safetensors", f"salcli train-ood --ood {ood} --seed {seed}")
+def trained_network(method: str, ood: str, seed: int) -> Artifact:
+    """A network that was trained with the wild data: SAL's OOD classifier g_θ, or a rival's."""
+    return Artifact(f"runs/{seed}/{ood}/{NETWORKS}/{method}.safetensors", _train_ood(method, ood, seed))
 
 
-def train_ood_curve(ood: str, seed: int) -> Artifact:
-    """Loss and accuracy of the OOD classifier, epoch by epoch."""
-    return Artifact(f"runs/{seed}/{ood}/train-ood.csv", f"salcli train-ood --ood {ood} --seed {seed}")
+def training_curve(method: str, ood: str, seed: int) -> Artifact:
+    """Its loss and accuracy, epoch by epoch."""
+    return Artifact(f"runs/{seed}/{ood}/train-{method}.csv", _train_ood(method, ood, seed))
+
+
+def _train_ood(method: str, ood: str, seed: int) -> str:
+    return f"salcli train-ood --method {method} --ood {ood} --seed {seed}"
 
 
 def _evaluation(file: str, ood: str, seed: int, unseen: str | None) -> Artifact:
@@ -218,3 +240,18 @@ def roc(ood: str, seed: int, unseen: str | None = None) -> Artifact:
 def score_histogram(ood: str, seed: int, unseen: str | None = None) -> Artifact:
     """Histograms of every method's scores, for plots."""
     return _evaluation("histogram.csv", ood, seed, unseen)
+
+
+def pi_sweep_folder(pi: float) -> Artifact:
+    """Where all that depends on π lies for one value of it: a folder with the places of a workspace."""
+    return Artifact(f"{SWEEP}/pi-{pi}", "salcli sweep-pi")
+
+
+def pi_sweep_point(ood: str, seed: int) -> Artifact:
+    """The figures of one experiment of the sweep, and what they were made with."""
+    return Artifact(f"runs/{seed}/{ood}/sweep.json", "salcli sweep-pi")
+
+
+def pi_sweep_summary(suffix: str) -> Artifact:
+    """All figures of the sweep, as csv, png or svg."""
+    return Artifact(f"{SWEEP}/pi.{suffix}", "salcli sweep-pi")

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from salcli import __version__
-from salcli.cli import data, encoders, fingerprints, projects, stages, theory, views
+from salcli.cli import data, encoders, fingerprints, projects, stages, sweep, theory, views
 from salcli.cli.errors import friendly_errors
 
 if TYPE_CHECKING:
@@ -71,4 +71,5 @@ app.command(hidden=True)(fingerprints.fingerprints)
 app.command(rich_help_panel=RESULTS)(views.table)
 app.command(rich_help_panel=RESULTS)(views.inspect)
 app.command(rich_help_panel=RESULTS)(theory.theory)
+app.command("sweep-pi", rich_help_panel=RESULTS)(sweep.sweep_pi)
 app.add_typer(data.app, name="data", rich_help_panel=EXPERIMENTS)

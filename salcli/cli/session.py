@@ -103,7 +103,7 @@ class Session:
     def finish(
         self, written: Iterable[Path], next_command: str, *, takes: tuple[str, ...] = ("--ood", "--seed")
     ) -> None:
-        """Say what was written and what comes next, with the options that the next command takes as well."""
+        """Say what was written and what comes next, if anything, with the options that it takes as well."""
         if self.workspace.inputs_from_scratch:
             names = sorted(set(self.workspace.inputs_from_scratch))
             _say(f"read from {SCRATCH}/: {', '.join(names)}", "yellow")
@@ -111,7 +111,7 @@ class Session:
         head = ", ".join(str(path) for path in shown[:4])
         more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
         _say(f"wrote {head}{more}", "dim")
-        if "DVC_STAGE" not in os.environ:  # DVC knows what comes next
+        if next_command and "DVC_STAGE" not in os.environ:  # DVC knows what comes next
             options = "".join(self.chosen[option] for option in ("--params", *takes, "--scratch"))
             _say(f"next: {next_command}{options}", "dim", soft_wrap=True)  # a broken command could not be copied
 

@@ -212,6 +212,9 @@ def train_ood(
     device: Device = None,
     scratch: Scratch = False,
     assignments: Assignments = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="sal or one of the rivals; repeat for several. Default: sal and rivals.")
+    ] = None,
     epochs: Annotated[int | None, override("train_ood.epochs", "Passes over the ID training data.")] = None,
     lr: Annotated[float | None, override("train_ood.lr", "Learning rate at the start.")] = None,
     loss_weight: Annotated[float | None, override("train_ood.loss_weight", "Weight of the binary loss.")] = None,
@@ -219,11 +222,17 @@ def train_ood(
         bool | None, override("train_ood.candidate_id", "Let wild samples below the threshold count as ID.")
     ] = None,
 ) -> None:
-    """Train the OOD classifier with the candidate outliers."""
+    """Train with the wild data: SAL's OOD classifier with the candidate outliers, and rivals."""
     from salcli.cli.session import Session
+    from salcli.errors import unknown_name
     from salcli.reporting.console import console
     from salcli.reporting.stage_tables import train_ood_table
     from salcli.stages import train_ood as stage
+    from salcli.stages.wild_methods import WILD_METHODS
+
+    for name in method or []:
+        if name not in WILD_METHODS:
+            raise unknown_name("method", name, WILD_METHODS)
 
     flags = {
         "device": device,
@@ -236,16 +245,18 @@ def train_ood(
         params,
         assignments,
         flags,
-        reads=("data.id", "numerics", "train_ood"),
+        reads=("data.id", "numerics", "rivals", "train_ood", "train_rival"),
         ood=ood,
         seed=seed,
         scratch=scratch,
         parallel=True,
     )
+    methods = tuple(dict.fromkeys(method or [])) or ("sal", *session.params.rivals)
     with session.processes():
         done = [
-            stage.run(session.workspace, session.params, *experiment, session.progress)
+            stage.run(session.workspace, session.params, *experiment, session.progress, method=name)
             for experiment in session.experiments()
+            for name in methods
         ]
     console.print(train_ood_table(done))
     session.finish([path for result in done for path in result.written], "salcli evaluate")
@@ -277,7 +288,7 @@ def evaluate(
         params,
         assignments,
         flags,
-        reads=("data.id", "numerics", "filter", "evaluate"),
+        reads=("data.id", "numerics", "filter", "rivals", "evaluate"),
         ood=ood,
         unseen=unseen,
         seed=seed,

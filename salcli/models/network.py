@@ -94,3 +94,26 @@ class OodClassifier(Classifier):
         """Class logits (n × K) and the OOD logit (n), higher = more ID-like."""
         features = self.features(images)
         return self.head(features), self.ood_head(features).squeeze(1)
+
+
+class EnergyClassifier(Classifier):
+    """A classifier whose OOD output is a line in its energy, as WOODS and SCONE train it."""
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__(spec)
+        self.outlier_line = nn.Linear(1, 1)  # positive for OOD data
+
+    @classmethod
+    def on_top_of(cls, classifier: Classifier, threshold: float) -> EnergyClassifier:
+        """Start from a trained classifier: OOD is what has a lower energy (logsumexp) than the threshold."""
+        network = cls(classifier.spec)
+        network.load_state_dict(classifier.state_dict(), strict=False)
+        with torch.no_grad():
+            network.outlier_line.weight.fill_(-1)
+            network.outlier_line.bias.fill_(threshold)
+        return network
+
+    def ood_logit(self, class_logits: Tensor) -> Tensor:
+        """The OOD logit (n), higher = more ID-like."""
+        outlier_logit: Tensor = self.outlier_line(class_logits.logsumexp(1, keepdim=True)).squeeze(1)
+        return -outlier_logit

@@ -4,9 +4,10 @@ Work counts the images that go through a network, in M (millions):
 
 - train-id: ID training images × epochs, for each seed;
 - train-ood: twice that (as many candidate outliers as ID images), for each seed and OOD set;
+- train-encoder: two views of the ID training images × epochs for KNN+, eight for CSI; then one and four for the heads;
 - one pass over training, calibration and wild images for the gradients, two (h_w, g_θ) over every test image.
 
-GPU memory is that of the larger training step, train-ood's:
+GPU memory is that of the largest training step, train-encoder's or else train-ood's:
 
     0.5 GB + weights × 12 bytes + activations of an image × images in a step × 4 bytes
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GIGA = 10**9
+ENCODER_VIEWS = {"knn-plus": (2, 1), "csi": (8, 4)}  # of an image in a step: for the features, for the heads
 CUDA_BYTES = 0.5 * GIGA
 
 
@@ -52,7 +54,8 @@ def estimated_gigabytes(params: Mapping[str, Any]) -> float:
     if name not in NETWORKS:
         raise unknown_name("network of a preset", name, NETWORKS)
     network = NETWORKS[name]
-    n_images: int = max(params["train_id"]["batch_size"], 2 * params["train_ood"]["batch_size"])
+    of_encoders = [ENCODER_VIEWS[name][0] * params["train_encoder"][name]["batch_size"] for name in params["encoders"]]
+    n_images: int = max(params["train_id"]["batch_size"], 2 * params["train_ood"]["batch_size"], *of_encoders)
     return (CUDA_BYTES + 12 * network.n_weights + 4 * network.n_activations * n_images) / GIGA
 
 
@@ -63,6 +66,9 @@ def estimated_images(params: Mapping[str, Any]) -> int:
     n_train = shares["train"] * n_id
     train_id = n_train * params["train_id"]["epochs"]
     one_seed: float = train_id + (shares["train"] + shares["calibration"]) * n_id
+    for name in params["encoders"]:
+        own, (n_views, n_head_views) = params["train_encoder"][name], ENCODER_VIEWS[name]
+        one_seed += n_train * (n_views * own["epochs"] + n_head_views * own["head"]["epochs"])
     for ood in data["ood"]:
         n_pool, n_ood_test = _ood_sizes(ood, data["ood_wild_share"])
         n_unseen = sum(_unseen_size(name) for name in data["test_ood"] if name != ood)

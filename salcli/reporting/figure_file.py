@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette; the names are those of the paper's figures: inliers orange, outliers purple, filtered green.
 ORANGE, PURPLE, GREEN, BLUE, GREY = "#E69F00", "#8B3A92", "#009E73", "#0072B2", "#555555"
+VERMILION = "#D55E00"
 FORMATS = ("png", "svg")
 
 STYLE: dict[Any, Any] = {

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 LABELS = {
     "sal": "SAL",
+    "oe": "OE",
+    "energy-oe": "Energy-OE",
+    "woods": "WOODS",
+    "scone": "SCONE",
     "knn-plus": "KNN+",
     "csi": "CSI",
     "sal-posthoc": "SAL (post-hoc)",
@@ -35,17 +39,25 @@ LABELS = {
     "vim": "ViM",
 }
 FULL_WIDTH = 96  # columns of a terminal that mean ± std needs
+USUAL_LABEL = 14  # letters, within that width
 HEADER = ["OOD test set", "method", *METRICS.values()]
+
+
+def label(method: str, *, has_short_schedule: bool = False) -> str:
+    """What a table calls a method."""
+    return LABELS.get(method, method) + (" (short schedule)" if has_short_schedule else "")
 
 
 def rich_table(results: Results, width: int = FULL_WIDTH) -> Table:
     """For the terminal. In a narrow one the means alone are shown, rather than figures cut in two."""
-    spread = width >= FULL_WIDTH
+    rows = results.rows()
+    longest = max(len(label(row.method, has_short_schedule=row.has_short_schedule)) for row in rows)
+    spread = width >= FULL_WIDTH + max(0, longest - USUAL_LABEL)
     table = Table(title="OOD detection, in %", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.title_justify, table.title_style = "left", "bold"
     for place, name in enumerate(HEADER):
         table.add_column(name, justify="right" if place > 1 else "left")
-    for row, is_new_set in _with_breaks(results.rows()):
+    for row, is_new_set in _with_breaks(rows):
         if is_new_set and table.row_count:
             table.add_section()
         table.add_row(row.ood if is_new_set else "", *_cells(row, "[bold]{}[/bold]", spread=spread))
@@ -83,6 +95,7 @@ def flat(results: Results) -> pd.DataFrame:
             "ood": row.ood,
             "method": row.method,
             "n_seeds": row.n_seeds,
+            "short_schedule": row.has_short_schedule,
             **{f"{metric}_mean": row.mean[metric] for metric in METRICS},
             **{f"{metric}_std": row.std[metric] for metric in METRICS},
         }
@@ -104,7 +117,7 @@ def _cells(row: Row, bold: str, *, spread: bool = True) -> list[str]:
         mean, std = row.mean[metric], row.std[metric]
         text = f"{mean:.1f}" if math.isnan(std) or not spread else f"{mean:.1f} ± {std:.1f}"
         figures.append(bold.format(text) if metric in row.best else text)
-    return [LABELS.get(row.method, row.method), *figures]
+    return [label(row.method, has_short_schedule=row.has_short_schedule), *figures]
 
 
 def _notes(results: Results, *, spread: bool = True) -> list[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from salcli.stages.prepare import Prepared
     from salcli.stages.train_encoder import TrainedEncoder
     from salcli.stages.train_id import TrainedClassifier
-    from salcli.stages.train_ood import TrainedOodClassifier
+    from salcli.stages.train_ood import TrainedWithWild
 
 
 def plain_table(title: str, *columns: str) -> Table:
@@ -64,20 +64,23 @@ def gradients_table(done: Sequence[ExtractedGradients]) -> Table:
     return table
 
 
-def train_ood_table(done: Sequence[TrainedOodClassifier]) -> Table:
-    """The last epoch of each OOD classifier."""
+def train_ood_table(done: Sequence[TrainedWithWild]) -> Table:
+    """The last epoch of each network."""
     table = plain_table(
-        "OOD classifier", "wild OOD", "seed", "candidates", "epochs", "last loss", "ID accuracy (train)"
+        "Trained with wild data", "wild OOD", "seed", "method", "as outliers", "epochs", "last loss", "ID acc. (train)"
     )
     for result in done:
         table.add_row(
             result.ood,
             str(result.seed),
-            f"{result.n_candidates:,}",
+            LABELS[result.method],
+            f"{result.n_outliers:,}",
             str(result.last_epoch.epoch),
             f"{result.last_epoch.loss:.4f}",
             f"{result.last_epoch.accuracy:.2%}",
         )
+    table.caption = "As outliers: candidates of the filter for SAL, all wild samples for its rivals."
+    table.caption_justify = "left"
     return table
 
 

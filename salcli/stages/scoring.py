@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from salcli.artifacts import layout
 from salcli.artifacts.checkpoint import read_header, read_network
 from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.gradients import GradientFile
 from salcli.inference import in_batches
-from salcli.models.network import OodClassifier
+from salcli.models.contrastive import ENCODERS, RotationClassifier
+from salcli.models.network import Classifier, EnergyClassifier, OodClassifier
 from salcli.progress import Silent
-from salcli.rivals.logit_scores import msp
+from salcli.rivals.logit_scores import energy, msp
 from salcli.rivals.odin import odin_logits
 from salcli.sal.gradients import Factors, last_layer_residual
-from salcli.stages.inputs import LabeledImages, classifier_of, mixture_of
-from salcli.stages.rival_scores import RIVALS, ClassifierOutputs
+from salcli.stages.encoder_schedules import is_short
+from salcli.stages.inputs import LabeledImages, classifier_of, id_images, mixture_of, whole_split
+from salcli.stages.rival_scores import RIVALS, ClassifierOutputs, knn_score
 from salcli.stages.tau import tau, unknown_labels, unlabeled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
-    from torch import Tensor
 
     from salcli.artifacts.layout import Workspace
     from salcli.compute.image_rows import ImageRows
     from salcli.compute.numerics import Compute
     from salcli.inference import Outputs
-    from salcli.models.network import Classifier
     from salcli.params import Params
     from salcli.progress import Task
+
+
+def _ood_logit(network: Classifier, outputs: list[Tensor]) -> Tensor:
+    return outputs[1].double()
+
+
+def _line_in_energy(network: Classifier, outputs: list[Tensor]) -> Tensor:
+    assert isinstance(network, EnergyClassifier)
+    with torch.inference_mode():
+        return network.double().ood_logit(outputs[0].double())
+
+
+# Networks that were trained with the wild data: their kind, and how what they say of images becomes a score.
+TRAINED: dict[str, tuple[type[Classifier], Callable[[Classifier, list[Tensor]], Tensor]]] = {
+    "sal": (OodClassifier, _ood_logit),
+    "oe": (Classifier, lambda _, outputs: msp(outputs[0])),
+    "energy-oe": (Classifier, lambda _, outputs: energy(outputs[0])),
+    "woods": (EnergyClassifier, _line_in_energy),
+    "scone": (EnergyClassifier, _line_in_energy),
+}
 
 
 @dataclass(frozen=True)
@@ -44,11 +65,13 @@ class TestScores:
     id: np.ndarray
     ood: np.ndarray
     id_accuracy: float
+    has_short_schedule: bool = False  # trained for fewer epochs than its authors train
 
 
 def n_passes(methods: tuple[str, ...]) -> int:
     """How often all test images go through a network."""
-    return ("sal" in methods) + ("odin" in methods) + bool(set(methods) - {"sal"})
+    of_their_own = {*TRAINED, *ENCODERS} & set(methods)
+    return len(of_their_own) + ("odin" in methods) + bool(set(methods) - of_their_own)
 
 
 @dataclass(frozen=True)
@@ -68,15 +91,16 @@ class Scoring:
         """Of all methods of params.yaml, in its order."""
         methods = self.params.evaluate.methods
         # first the ID classifier: a damaged one would only look like another one to the OOD classifier's check
-        found = self._of_the_id_classifier() if set(methods) - {"sal"} else {}
-        if "sal" in methods:
-            found |= self._of_the_ood_classifier()
+        found = self._of_the_id_classifier() if set(methods) - {*TRAINED, *ENCODERS} else {}
+        found |= {method: self._of_an_encoder(method) for method in methods if method in ENCODERS}
+        found |= {method: self._of_a_trained_network(method) for method in methods if method in TRAINED}
         return {method: found[method] for method in methods}
 
-    def _of_the_ood_classifier(self) -> dict[str, TestScores]:
-        """The OOD classifier's own output."""
-        found = self.workspace.find(layout.ood_classifier(self.ood, self.seed))
-        network = read_network(found, OodClassifier)
+    def _of_a_trained_network(self, method: str) -> TestScores:
+        """What a network says that was trained with the wild data."""
+        found = self.workspace.find(layout.trained_network(method, self.ood, self.seed))
+        kind, score_of = TRAINED[method]
+        network = read_network(found, kind)
         made_with = read_header(found).about
         # of another mixture it may have seen what is in the OOD test set now
         for link, place in (
@@ -84,8 +108,29 @@ class Scoring:
             ("wild", layout.wild_mixture(self.ood, self.seed)),
         ):
             check_made_with(found, str(made_with.get(link)), self.workspace.find(place))
-        logits, score = self._outputs(network, network.forward)
-        return {"sal": self._split(score.double(), logits)}
+        outputs = self._outputs(network, network.forward)
+        return self._split(score_of(network.cpu(), outputs), outputs[0])
+
+    def _of_an_encoder(self, method: str) -> TestScores:
+        """What a network says that was trained from scratch on the ID data, in another way."""
+        found = self.workspace.find(layout.encoder(method, self.seed))
+        network = read_network(found, ENCODERS[method])
+        made_with = read_header(found).about
+        # of another split it may have seen test samples
+        check_made_with(found, str(made_with.get("split")), whole_split(self.workspace, self.seed))
+        if isinstance(network, RotationClassifier):
+            (logits,) = self._outputs(network, network.forward)
+            score = msp(logits)
+        else:
+            features, logits = self._outputs(network, network.features_and_logits)
+            score = self._knn(network, features)
+        return replace(self._split(score, logits), has_short_schedule=is_short(method, made_with["train_encoder"]))
+
+    def _knn(self, network: Classifier, features: Tensor) -> Tensor:
+        """Among the training data as this network sees them."""
+        training, chosen = id_images(self.workspace, self.params.data.id, "train", self.seed), self.params.evaluate
+        batches = in_batches(network, network.features, training.images, chosen.batch_size, self.compute, self.task)
+        return knn_score(features, torch.cat([batch for (batch,) in batches]), training.labels, chosen.knn_k)
 
     def _of_the_id_classifier(self) -> dict[str, TestScores]:
         """All others. ID and OOD test data are scored together, so that every method is fitted once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,8 @@ def run(
     places = layout.encoder(encoder, seed), layout.encoder_curve(encoder, seed)
     written = [workspace.target(place) for place in places]
     write_network(written[0], network, stage.made_with)
-    phases = {"contrast": curve, "heads": head_curve}
+    afterwards = [replace(epoch, epoch=len(curve) + epoch.epoch) for epoch in head_curve]  # one axis for a plot
+    phases = {"contrast": curve, "heads": afterwards}
     write_curve(written[1], [{"phase": phase, **asdict(epoch)} for phase, epochs in phases.items() for epoch in epochs])
     stage.clear()
     return TrainedEncoder(encoder, seed, curve[-1], head_curve[-1], test_accuracy, written)

@@ -1,13 +1,11 @@
-"""train-ood: fit the OOD classifier g_θ on ID data and candidate outliers (Eq. 8)."""
+"""train-ood: train a network with the wild data: SAL's OOD classifier g_θ (Eq. 8), or a rival's."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from salcli.artifacts import layout
 from salcli.artifacts.candidates import Candidates, read_candidates
@@ -17,13 +15,12 @@ from salcli.artifacts.fingerprint import check_made_with, fingerprint
 from salcli.artifacts.resume import ResumePoint
 from salcli.compute.augmentation import Augmentation
 from salcli.compute.numerics import computing
-from salcli.models.network import OodClassifier
 from salcli.progress import Silent
-from salcli.sal.objective import sal_objective
 from salcli.seeding import derived_seed
 from salcli.stages.batches import Batches, EndlessImages
-from salcli.stages.inputs import classifier_of, id_images, wild_images
-from salcli.training import Batch, BatchResult, Epoch, Run, reproducible, train
+from salcli.stages.inputs import classifier_of, id_images, mixture_of, wild_images
+from salcli.stages.wild_methods import WILD_METHODS, Start
+from salcli.training import Epoch, Run, reproducible, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,77 +29,85 @@ if TYPE_CHECKING:
     from salcli.params import Params
     from salcli.progress import Progress
 
+SAL = "sal"
+
 
 @dataclass(frozen=True)
-class TrainedOodClassifier:
+class TrainedWithWild:
     """The figures of the run and what was written."""
 
+    method: str
     ood: str
     seed: int
-    n_candidates: int
+    n_outliers: int  # what it took for outliers: candidates, or all wild samples
     last_epoch: Epoch
     written: list[Path]
 
 
 def run(
-    workspace: Workspace, params: Params, ood: str, seed: int, progress: Progress | None = None
-) -> TrainedOodClassifier:
-    """Train one OOD classifier."""
+    workspace: Workspace, params: Params, ood: str, seed: int, progress: Progress | None = None, *, method: str = SAL
+) -> TrainedWithWild:
+    """Train one network."""
     classifier, found = classifier_of(workspace, seed)
     training = id_images(workspace, params.data.id, "train", seed)
     wild = wild_images(workspace, params.data.id, ood, seed)
-    candidates = _matching_candidates(workspace, found, ood, seed)
+    # rivals do without the filter, so another filter is nothing to them
+    candidates = _matching_candidates(workspace, found, ood, seed) if method == SAL else None
+    n_outliers = len(wild) if candidates is None else len(candidates.index)
     made_with = {
+        "method": method,
         "network": fingerprint(found),
-        "wild": candidates.wild,
+        "wild": fingerprint(mixture_of(workspace, ood, seed)),
         "ood": ood,
         "seed": seed,
-        "n_candidates": len(candidates.index),
-        "train_ood": params.train_ood.model_dump(),
+        "n_outliers": n_outliers,
+        **_chosen(params, method),
         "numerics": params.numerics.model_dump(),
     }
+    # the same draws for all methods: they see the same ID images in the same order
     with computing(params) as compute, reproducible(seed, f"train-ood/{ood}") as generator:
+        is_candidate = None if candidates is None else candidates.is_candidate
+        chosen = WILD_METHODS[method](Start(classifier, training, wild, is_candidate, params, compute))
         augment_generator = torch.Generator().manual_seed(derived_seed(seed, f"augment/{ood}"))
-        others = {"outliers": EndlessImages(wild.select(candidates.is_candidate), compute, generator)}
-        if params.train_ood.candidate_id:
-            others["wild_id"] = EndlessImages(wild.select(~candidates.is_candidate), compute, generator)
-        network = OodClassifier.on_top_of(classifier)
+        others = {name: EndlessImages(images, compute, generator) for name, images in chosen.others.items()}
         course = Run(
-            network=network,
-            objective=partial(_objective, loss_weight=params.train_ood.loss_weight),
+            network=chosen.network,
+            objective=chosen.objective,
             batches=Batches(training, compute, Augmentation(params.train_ood.augment, augment_generator), others),
             n_samples=len(training),
             params=params.train_ood,
             compute=compute,
             generator=generator,
-            stateful={"augmentation": augment_generator, **others},
+            stateful={"augmentation": augment_generator, **others, **chosen.stateful},
+            after_epoch=chosen.after_epoch,
         )
-        with (progress or Silent()).task(f"train-ood, {ood}, seed {seed}", course.n_images, "images") as task:
-            config = {
-                **made_with,
-                "candidates": fingerprint(workspace.find(layout.candidates(ood, seed))),
-                "processes": compute.processes.size,
-            }
-            point = workspace.target(layout.resume_state("train-ood", seed, ood))
+        config = {**made_with, "processes": compute.processes.size}
+        if candidates is not None:
+            config["candidates"] = fingerprint(workspace.find(layout.candidates(ood, seed)))
+        what = f"train-ood, {method}, {ood}, seed {seed}"
+        with (progress or Silent()).task(what, course.n_images, "images") as task:
+            point = workspace.target(layout.resume_state(f"train-{method}", seed, ood))
             keeper = ResumePoint(point, config, task)
             curve = train(course, task, keeper)
-        written = [workspace.target(place(ood, seed)) for place in (layout.ood_classifier, layout.train_ood_curve)]
+            if note := chosen.finish():
+                task.note(f"{method}: {note}")
+        places = layout.trained_network, layout.training_curve
+        written = [workspace.target(place(method, ood, seed)) for place in places]
         if compute.processes.is_main:
-            write_network(written[0], network, made_with)
+            write_network(written[0], chosen.network, made_with)
             write_curve(written[1], [asdict(epoch) for epoch in curve])
             keeper.clear()
-    return TrainedOodClassifier(ood, seed, len(candidates.index), curve[-1], written)
+    return TrainedWithWild(method, ood, seed, n_outliers, curve[-1], written)
 
 
-def _objective(network: nn.Module, batch: Batch, *, loss_weight: float) -> BatchResult:
-    """`batch`: ID images, their labels, as many outliers, and maybe as many wild images that count as ID."""
-    images, labels, *others = batch
-    n = len(labels)
-    # one pass, so that batch norm sees the mixture that it will see in use
-    class_logits, ood_logit = network(torch.cat([images, *others]))
-    id_logit, outlier_logit = torch.cat([ood_logit[:n], ood_logit[2 * n :]]), ood_logit[n : 2 * n]
-    loss = sal_objective(class_logits[:n], labels, id_logit, outlier_logit, loss_weight)
-    return BatchResult(loss, (class_logits[:n].argmax(1) == labels).sum())
+def _chosen(params: Params, method: str) -> dict[str, Any]:
+    """The params that a method is trained with: all share a schedule."""
+    schedule = params.train_ood.model_dump()
+    if method == SAL:
+        return {"train_ood": schedule}
+    own = ("loss_weight", "candidate_id")  # SAL's
+    shared = {key: value for key, value in schedule.items() if key not in own}
+    return {"train_ood": shared, "train_rival": params.train_rival.of(method).model_dump()}
 
 
 def _matching_candidates(workspace: Workspace, classifier: Found, ood: str, seed: int) -> Candidates:
