@@ -49,7 +49,7 @@ PosthocMethod = Literal[
     "vim",
 ]
 Encoder = Literal["knn-plus", "csi"]  # trained from scratch on the ID data
-WildRival = Literal["oe", "energy-oe", "woods", "scone"]  # trained with the wild data, as SAL is
+WildRival = Literal["oe", "energy-oe", "woods", "scone", "step"]  # trained with the wild data, as SAL is
 Method = Literal["sal", WildRival, Encoder, PosthocMethod]
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]
 
@@ -199,13 +199,35 @@ class SconeParams(WoodsParams):
     margin: Number
 
 
+class StructureParams(_Section):
+    """STEP's projection, and the neighbours that it keeps."""
+
+    neighbours: Annotated[int, Field(ge=2, strict=True)]
+    ridge: Positive
+    steps: Count
+    batch_size: Count
+    lr: Positive
+    weight_decay: NotNegative
+    margin: Positive
+
+
+class StepParams(SgdParams):
+    """STEP (Zhou et al., 2021): SimCLR by Adam, whose β₁ is the momentum; then a linear projection."""
+
+    temperature: Positive
+    projection: Count
+    smallest_crop: Annotated[float, Field(gt=0, le=1)]
+    structure: StructureParams
+
+
 class TrainRivalParams(_Section):
-    """The numbers of each rival that is trained with the wild data. The schedule is that of train_ood."""
+    """The numbers of each rival that is trained with the wild data. All but STEP have the schedule of train_ood."""
 
     oe: OeParams
     energy_oe: Annotated[EnergyOeParams, Field(alias="energy-oe")]
     woods: WoodsParams
     scone: SconeParams
+    step: StepParams
 
     def of(self, rival: str) -> _Section:
         """One rival's."""
@@ -235,27 +257,6 @@ class EncoderParams(SgdParams):
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs is {self.warmup_epochs}, but must be less than epochs, {self.epochs}")
         return self
-
-
-class StructureParams(_Section):
-    """STEP's projection, and the neighbours that it keeps."""
-
-    neighbours: Annotated[int, Field(ge=2, strict=True)]
-    ridge: Positive
-    steps: Count
-    batch_size: Count
-    lr: Positive
-    weight_decay: NotNegative
-    margin: Positive
-
-
-class StepParams(SgdParams):
-    """STEP (Zhou et al., 2021): SimCLR by Adam, whose β₁ is the momentum; then a linear projection."""
-
-    temperature: Positive
-    projection: Count
-    smallest_crop: Annotated[float, Field(gt=0, le=1)]
-    structure: StructureParams
 
 
 class TrainEncoderParams(_Section):

@@ -48,14 +48,15 @@ class StepNetwork(Classifier):
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features (n × D) and minus the distance to each class centre (n × K)."""
         features = self.features(images)
-        return features, self._logits(features)
+        return features, self.class_scores(features)
 
     def logits_of_normalised(self, normalised: Tensor) -> Tensor:
         """Minus the distance to each class centre (n × K) of images that are normalised already."""
-        return self._logits(self._features_of_normalised(normalised))
+        return self.class_scores(self._features_of_normalised(normalised))
 
     def _features_of_normalised(self, normalised: Tensor) -> Tensor:
         return torch.cat(self.backbone.levels(normalised), dim=1)
 
-    def _logits(self, features: Tensor) -> Tensor:
+    def class_scores(self, features: Tensor) -> Tensor:
+        """Minus the distance to each class centre (n × K)."""
         return centre_scores(self.head(features).float(), self.centres)

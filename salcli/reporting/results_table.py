@@ -24,6 +24,7 @@ LABELS = {
     "energy-oe": "Energy-OE",
     "woods": "WOODS",
     "scone": "SCONE",
+    "step": "STEP",
     "knn-plus": "KNN+",
     "csi": "CSI",
     "sal-posthoc": "SAL (post-hoc)",

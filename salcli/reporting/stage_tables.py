@@ -74,12 +74,12 @@ def train_ood_table(done: Sequence[TrainedWithWild]) -> Table:
             result.ood,
             str(result.seed),
             LABELS[result.method],
-            f"{result.n_outliers:,}",
+            "–" if result.n_outliers is None else f"{result.n_outliers:,}",
             str(result.last_epoch.epoch),
             f"{result.last_epoch.loss:.4f}",
             f"{result.last_epoch.accuracy:.2%}",
         )
-    table.caption = "As outliers: candidates of the filter for SAL, all wild samples for its rivals."
+    table.caption = "As outliers: candidates of the filter for SAL, all wild samples for its rivals, none for STEP."
     table.caption_justify = "left"
     return table
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
-from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ class NeighbourGraph:
     @classmethod
     def of(cls, points: Float[Tensor, "n d"], k: int) -> NeighbourGraph:
         """Exact, and in bounded memory: scikit-learn goes block by block. Few points have fewer neighbours."""
+        from sklearn.neighbors import NearestNeighbors  # slow to load, and scores do without it
+
         found = NearestNeighbors(n_neighbors=min(k, len(points) - 1), algorithm="brute").fit(points.double().numpy())
         distance, index = found.kneighbors()
         return cls(torch.from_numpy(index), torch.from_numpy(distance))

@@ -16,11 +16,12 @@ from salcli.artifacts.gradients import GradientFile
 from salcli.inference import in_batches
 from salcli.models.contrastive import ENCODERS, RotationClassifier
 from salcli.models.network import Classifier, EnergyClassifier, OodClassifier
+from salcli.models.step import StepNetwork
 from salcli.progress import Silent
 from salcli.rivals.logit_scores import energy, msp
 from salcli.rivals.odin import odin_logits
 from salcli.sal.gradients import Factors, last_layer_residual
-from salcli.stages.encoder_schedules import is_short
+from salcli.stages.encoder_schedules import is_short, is_short_step
 from salcli.stages.inputs import LabeledImages, classifier_of, id_images, mixture_of, whole_split
 from salcli.stages.rival_scores import RIVALS, ClassifierOutputs, knn_score
 from salcli.stages.tau import tau, unknown_labels, unlabeled
@@ -55,6 +56,7 @@ TRAINED: dict[str, tuple[type[Classifier], Callable[[Classifier, list[Tensor]], 
     "energy-oe": (Classifier, lambda _, outputs: energy(outputs[0])),
     "woods": (EnergyClassifier, _line_in_energy),
     "scone": (EnergyClassifier, _line_in_energy),
+    "step": (StepNetwork, lambda _, outputs: outputs[0].double().amax(1)),
 }
 
 
@@ -109,7 +111,8 @@ class Scoring:
         ):
             check_made_with(found, str(made_with.get(link)), self.workspace.find(place))
         outputs = self._outputs(network, network.forward)
-        return self._split(score_of(network.cpu(), outputs), outputs[0])
+        scores = self._split(score_of(network.cpu(), outputs), outputs[0])
+        return replace(scores, has_short_schedule=method == "step" and is_short_step(made_with["train_rival"]))
 
     def _of_an_encoder(self, method: str) -> TestScores:
         """What a network says that was trained from scratch on the ID data, in another way."""

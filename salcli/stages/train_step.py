@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from salcli.inference import in_batches
 from salcli.models.contrastive import Projection
 from salcli.models.network import Classifier
 from salcli.models.step import StepNetwork
-from salcli.progress import Silent
 from salcli.rivals.contrast import nearest_is_alike, supervised_contrast
 from salcli.rivals.step import NeighbourGraph, ProjectionSchedule, projection_steps, whitening
 from salcli.seeding import derived_seed
@@ -50,17 +49,14 @@ STEPS_BETWEEN_FIGURES = 10  # reading the loss makes a GPU wait
 ADAM_BETA2 = 0.999
 
 
-@dataclass(frozen=True)
-class TrainedStep:
-    """The figures of the run and what was written."""
+def train_step(
+    workspace: Workspace, params: Params, ood: str, seed: int, progress: Progress
+) -> tuple[Epoch, list[Path]]:
+    """Train one network, which has the shape of the ID classifier's, but not its weights.
 
-    n_wild: int
-    last_epoch: Epoch
-    written: list[Path]
-
-
-def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Progress | None = None) -> TrainedStep:
-    """Train one network. It has the shape of the ID classifier's, but not its weights."""
+    Gives the last epoch, with the final network's accuracy on the ID training data, and what was written. The accuracy
+    of the curve is another one: the share of images that find their other view nearest.
+    """
     classifier, found = classifier_of(workspace, seed)
     training = id_images(workspace, params.data.id, "train", seed)
     wild = wild_images(workspace, params.data.id, ood, seed)
@@ -75,7 +71,7 @@ def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Pro
         "numerics": params.numerics.model_dump(),
     }
     with computing(params) as compute:
-        stage = _Stage(params.train_rival.step, training, _together(training, wild), compute, progress or Silent())
+        stage = _Stage(params.train_rival.step, training, _together(training, wild), compute, progress)
         where = f"{ood}, seed {seed}"
         point = workspace.target(layout.resume_state(f"train-{STEP}", seed, ood))
         with reproducible(seed, f"train-step/{ood}") as generator:
@@ -84,14 +80,14 @@ def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Pro
             curve = stage.contrast(encoder, generator, view_generator, point, made_with, where)
         with reproducible(seed, f"train-step/{ood}/projection") as generator:
             network = StepNetwork.on_top_of(encoder)
-            stage.project(network, generator, where)
+            accuracy = stage.project(network, generator, where)
         places = layout.trained_network, layout.training_curve
         written = [workspace.target(place(STEP, ood, seed)) for place in places]
         if compute.processes.is_main:
             write_network(written[0], network, made_with)
             write_curve(written[1], [asdict(epoch) for epoch in curve])
             point.unlink(missing_ok=True)
-    return TrainedStep(len(wild), curve[-1], written)
+    return replace(curve[-1], accuracy=accuracy), written
 
 
 @dataclass(frozen=True)
@@ -133,8 +129,11 @@ class _Stage:
             config = made_with | own | {"processes": self.compute.processes.size}
             return train(course, task, ResumePoint(point, config, task))
 
-    def project(self, network: StepNetwork, generator: torch.Generator, where: str) -> None:
-        """Fit the projection to the neighbours of all samples, then take the centres of the labeled ones."""
+    def project(self, network: StepNetwork, generator: torch.Generator, where: str) -> float:
+        """Fit the projection to the neighbours of all samples, then take the centres of the labeled ones.
+
+        Gives the share of these whose nearest centre is their own.
+        """
         own, device = self.params.structure, self.compute.device
         images = self.together.images
         with self.progress.task(f"features, {where}", len(images), "images") as task:
@@ -149,6 +148,9 @@ class _Stage:
                 is_shown = step % STEPS_BETWEEN_FIGURES == 0 or step == own.steps
                 task.advance(1, **({"loss": _finite(float(loss), own.lr)} if is_shown else {}))
         network.set_centres(known.to(device), self.training.labels)
+        with torch.inference_mode():
+            predicted = network.class_scores(known.to(device)).argmax(1).cpu()
+        return float((predicted == self.training.labels).double().mean())
 
 
 def _finite(loss: float, lr: float) -> float:
