@@ -141,9 +141,8 @@ def test_scores_are_minus_the_distance_to_the_nearest_centre_and_the_row_says_th
         with torch.no_grad():
             projected = network.head(network.features(images.read(slice(None))))
         nearest = torch.stack([(projected - centre).norm(dim=1) for centre in network.centres]).amin(0)
-        np.testing.assert_allclose(
-            read_array(scores, evaluate.SCORES_KIND, f"{STEP}/{part}"), -nearest.numpy(), rtol=1e-3, atol=1e-5
-        )
+        stored = read_array(scores, evaluate.SCORES_KIND, f"{STEP}/{part}")
+        np.testing.assert_allclose(stored, -nearest.numpy(), rtol=1e-3, atol=1e-5)
     assert result.short_schedules == {STEP}
     assert "STEP (short schedule)" in markdown(Results.from_evaluations([result]))
 
