@@ -44,7 +44,7 @@ def sections(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tu
     yield prefix, section
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from sections(field.annotation, f"{prefix}{name}.")
+            yield from sections(field.annotation, f"{prefix}{field.alias or name}.")
 
 
 KEYS = [
