@@ -51,6 +51,9 @@ PosthocMethod = Literal[
 Encoder = Literal["knn-plus", "csi"]  # trained from scratch on the ID data
 WildRival = Literal["oe", "energy-oe", "woods", "scone", "step"]  # trained with the wild data, as SAL is
 Method = Literal["sal", WildRival, Encoder, PosthocMethod]
+FilterScore = Literal[
+    "sal", "gradnorm", "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice", "ash", "vim", "auto"
+]
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]
 
 
@@ -152,7 +155,7 @@ class ExtractGradsParams(_Section):
 class FilterParams(_Section):
     """How candidate outliers are separated from the wild data."""
 
-    score: Literal["sal", "gradnorm"]
+    score: FilterScore
     threshold_quantile: Share
     calibration: Literal["holdout", "train", "id-svd"]
     svd: Literal["class-conditional", "class-agnostic"]
@@ -160,6 +163,15 @@ class FilterParams(_Section):
     n_vectors: Count
     gradient: Literal["full", "predicted-row"]
     labels: Literal["predicted", "random"]
+
+    @model_validator(mode="after")
+    def _has_singular_vectors(self) -> Self:
+        if self.calibration == "id-svd" and self.score != "sal":
+            raise ValueError(
+                f"calibration id-svd is about singular vectors, which only score sal has, not {self.score}; "
+                "use holdout or train"
+            )
+        return self
 
 
 class TrainOodParams(TrainParams):

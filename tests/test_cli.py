@@ -341,7 +341,7 @@ def test_the_filter_prints_its_table_in_a_process_of_its_own(workspace: Workspac
     candidates = read_candidates(layout.Workspace(workspace.root / "scratch").find(layout.candidates(OOD, SEED)))
     row = re.search(rf"^  {OOD} +{SEED} +(\S+) +(\d+) +(\d+) +(\S+)% +(\S+)% +\S+ +\S+%", done.stdout, re.MULTILINE)
     assert row
-    assert (int(row[2]), int(row[3])) == (len(candidates.index), len(candidates.wild_tau))
+    assert (int(row[2]), int(row[3])) == (len(candidates.index), len(candidates.wild_score))
     assert float(row[1]) == pytest.approx(candidates.threshold, rel=1e-3)
     assert "wild" in done.stdout
     assert "calibration (holdout)" in done.stdout
@@ -391,13 +391,13 @@ def test_the_kinds_that_are_inspected_are_all_there_are(built: Path) -> None:
 
 def test_inspect_lists_the_highest_candidates_first(built: Path) -> None:
     candidates = read_candidates(layout.Workspace(built).find(layout.candidates(OOD, SEED)))
-    best = np.argsort(-candidates.tau)[:3]
+    best = np.argsort(-candidates.score)[:3]
     shown = salcli("inspect", "--top", "3", str(built / f"runs/{SEED}/{OOD}/candidates.h5")).stdout
     rows = [line.split() for line in shown.partition("Top 3 candidates")[2].splitlines()[4:7]]
     assert [[int(index), int(label)] for index, _, label in rows] == [
         [candidates.index[row], candidates.predicted[row]] for row in best
     ]
-    assert [float(score) for _, score, _ in rows] == pytest.approx(list(candidates.tau[best]), rel=1e-3)
+    assert [float(score) for _, score, _ in rows] == pytest.approx(list(candidates.score[best]), rel=1e-3)
 
 
 def test_an_override_that_the_command_does_not_read_is_pointed_out(here: Path) -> None:

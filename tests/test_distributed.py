@@ -103,7 +103,7 @@ def test_one_svd_for_all_classes_is_shared_row_by_row(
     together: tuple[Path, list[dict[str, Any]]], workspace: Workspace
 ) -> None:
     params, _ = load_params(workspace.root / "params.yaml", {"filter.svd": "class-agnostic"})
-    alone = filter_stage.run(workspace, params.filter, OOD, SEED).candidates.wild_tau
+    alone = filter_stage.run(workspace, params, OOD, SEED).candidates.wild_score
     for seen in together[1]:
         torch.testing.assert_close(
             torch.tensor(seen["agnostic"]), torch.from_numpy(alone).float(), rtol=1e-5, atol=1e-8

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import OOD, REPOSITORY, SEED
+from rich.console import Console
 from ruamel.yaml import YAML
+from test_cli import salcli
 from test_train_encoder import SHORT
 
 from salcli.artifacts import layout
@@ -20,8 +24,11 @@ from salcli.artifacts.layout import Workspace
 from salcli.errors import BadArtifactError, MissingArtifactError, ParamsError
 from salcli.models.contrastive import ENCODERS, ContrastiveClassifier, RotationClassifier
 from salcli.params import Params, load_params
-from salcli.reporting.results import Results
-from salcli.reporting.results_table import flat, markdown
+from salcli.reporting.paper_comparison import compare
+from salcli.reporting.paper_table import markdown as paper_markdown
+from salcli.reporting.results import METRICS, Results
+from salcli.reporting.results import SHORT as SHORT_SCHEDULE
+from salcli.reporting.results_table import flat, markdown, rich_table
 from salcli.stages import evaluate, train_encoder
 from salcli.stages.encoder_schedules import AUTHORS_EPOCHS, is_short
 from salcli.stages.inputs import id_images, ood_test_images
@@ -97,6 +104,69 @@ def test_scores_metrics_and_tables(trained: Workspace) -> None:
         assert "| MSP |" in shown
         table = flat(results).set_index("method")
         assert table["short_schedule"].to_dict() == {"msp": False, "knn-plus": True, "csi": True}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_table_for_people_cuts_no_figure_for_a_long_label(width: int) -> None:
+    line = {"test_set": "photo-patches", "ood": "photo-patches", **dict.fromkeys(METRICS, 100.0)}
+    runs = [
+        {**line, "seed": seed, "method": "knn-plus", SHORT_SCHEDULE: True, "fpr95": 100.0 * seed} for seed in (0, 1)
+    ]
+    console = Console(width=width, file=io.StringIO())
+    console.print(rich_table(Results(pd.DataFrame(runs), {}), width))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "KNN+" in text
+    assert ("(short schedule)" if width >= 100 else "(short ") in text
+    assert ("50.0 ± 70.7" if width >= 100 else " 50.0 ") in text
+    assert "…" not in text
+
+
+def test_a_comparison_with_the_paper_says_it_too() -> None:
+    line = {"test_set": "svhn", "ood": "svhn", "seed": 0, **dict.fromkeys(METRICS, 50.0), SHORT_SCHEDULE: False}
+    runs = pd.DataFrame([{**line, "method": "knn-plus", SHORT_SCHEDULE: True}, {**line, "method": "knn"}])
+    params = load_params(REPOSITORY / "salcli" / "presets" / "main-cifar100.yaml")[0]
+    [compared] = compare(Results(runs, {}), params)
+    shown = paper_markdown([compared])
+    assert "| svhn | KNN+ (short schedule) | 50.00 | 32.21 |" in shown
+    assert "| svhn | KNN | 50.00 | 66.38 |" in shown
+    assert "| svhn | CSI | – | 64.70 |" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--encoder", "knn+"], "no encoder is called knn+ (did you mean knn-plus?); known: csi, knn-plus"),
+        ([], "there is nothing to train: encoders in params.yaml is empty; name knn-plus or csi there, or with"),
+    ],
+    ids=["unknown", "none"],
+)
+def test_commands_that_cannot_work(arguments: list[str], message: str, tmp_path: Path) -> None:
+    shutil.copy(REPOSITORY / "params.yaml", tmp_path)
+    done = salcli("train-encoder", "--params", str(tmp_path / "params.yaml"), *arguments)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+
+
+def test_the_loss_compares_all_views_so_one_process_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(REPOSITORY / "params.yaml", tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = salcli("train-encoder", "--params", str(tmp_path / "params.yaml"), "--encoder", "csi")
+    assert done.exit_code == 2
+    assert "this command runs in one process; start it without torchrun" in " ".join(done.output.split())
+
+
+def test_the_command_trains_and_inspect_shows_what_it_made(with_encoders: Path, tmp_path: Path) -> None:
+    root = tmp_path / "workspace"
+    shutil.copytree(with_encoders, root)
+    short = [f"--set=train_encoder.knn-plus.{key}={value}" for key, value in SHORT.items()]
+    done = salcli("train-encoder", "--params", str(root / "params.yaml"), "--encoder", "knn-plus", *short)
+    assert done.exit_code == 0, done.output
+    assert "KNN+" in done.output
+    made, before = ((root / folder / layout.encoder("knn-plus", SEED).name).read_bytes() for folder in ("scratch", ""))
+    assert made == before
+    shown = salcli("inspect", str(root / layout.encoder("csi", SEED).name))
+    assert "rotation-classifier" in shown.output
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)

@@ -18,7 +18,7 @@ from salcli.errors import ParamsError
 from salcli.models.backbone_names import check_backbone_name
 from salcli.params import ModelParams, Override, Params, load_params
 from salcli.params_file import lookup, parse_assignment, read_yaml, with_overrides
-from salcli.stages import evaluate
+from salcli.stages import evaluate, train_ood
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
 FILE = REPOSITORY / "params.yaml"
 DEPTH = "a wide ResNet's depth must be 6n + 4 with n of at least 1, got 41; use wrn-40-2"
 ONE_FOR_EACH = "must be auto, or a list with one"
+FILTER_SCORES = (
+    "'sal', 'gradnorm', 'msp', 'odin', 'mahalanobis', 'energy', 'knn', 'react', 'dice', 'ash', 'vim' or 'auto'"
+)
 BACKBONES = (
     "known: mlp, resnet18, resnet34, small-cnn, torchvision:resnet50, wrn-16-4, wrn-28-10, wrn-40-2, "
     "any other wrn-DEPTH-WIDTH, torchvision:NAME"
 )
 LABELED = ", ".join(sorted(labeled_sets()))
 METHODS = (
-    "'sal', 'sal-posthoc', 'msp', 'odin', 'mahalanobis', 'energy', 'knn', 'react', 'dice', 'ash', 'gradnorm' or 'vim'"
+    "'sal', 'oe', 'energy-oe', 'woods', 'scone', 'sal-posthoc', 'msp', 'odin', 'mahalanobis', 'energy', 'knn', "
+    "'react', 'dice', 'ash', 'gradnorm' or 'vim'"
 )
 
 
@@ -44,7 +48,7 @@ def sections(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tu
     yield prefix, section
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from sections(field.annotation, f"{prefix}{name}.")
+            yield from sections(field.annotation, f"{prefix}{field.alias or name}.")
 
 
 KEYS = [
@@ -84,7 +88,10 @@ def test_every_key_is_needed_and_named_when_it_is_missing(key: str, tmp_path: Pa
 
 def test_the_files_values_arrive_unchanged() -> None:
     params, changed = load_params(FILE)
-    assert params.model_dump(mode="json") == read_yaml(FILE)
+    arrived, in_file = params.model_dump(mode="json", by_alias=True), read_yaml(FILE)
+    assert in_file["evaluate"].pop("methods") == "all"  # spelt out when it arrives
+    assert "sal" in arrived["evaluate"].pop("methods")
+    assert arrived == in_file
     assert changed == []
 
 
@@ -100,9 +107,24 @@ def test_the_known_backbones_are_those_that_can_be_built() -> None:
 
 
 def test_the_known_methods_are_those_that_evaluate_can_score(workspace: Workspace) -> None:
-    methods = get_args(module.Method)
-    params, _ = load_params(workspace.root / "params.yaml", {"evaluate.methods": list(methods)})
-    assert list(evaluate.run(workspace, params, "digits-8-9", 0).metrics) == list(methods)
+    rivals = list(get_args(module.WildRival))
+    params, _ = load_params(workspace.root / "params.yaml", {"rivals": rivals, "train_ood.epochs": 1})
+    for rival in rivals:
+        train_ood.run(workspace, params, "digits-8-9", 0, method=rival)
+    assert set(params.evaluate.methods) == set(get_args(module.Method))
+    assert list(evaluate.run(workspace, params, "digits-8-9", 0).metrics) == list(params.evaluate.methods)
+
+
+def test_all_methods_are_those_that_there_is_a_network_for() -> None:
+    of_classifier = set(get_args(module.PosthocMethod))
+    assert set(load_params(FILE, {"rivals": []})[0].evaluate.methods) == {"sal", *of_classifier}
+    assert set(load_params(FILE, {"rivals": ["scone"]})[0].evaluate.methods) == {"sal", "scone", *of_classifier}
+
+
+def test_a_method_that_nothing_is_trained_for_is_named() -> None:
+    found = complaints({"rivals": ["oe"], "evaluate.methods": ["sal", "woods", "oe", "scone"]})
+    message = "methods names woods, scone, which needs training with the wild data; name it in rivals, too"
+    assert found == {"evaluate": message}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +139,7 @@ def test_the_known_methods_are_those_that_evaluate_can_score(workspace: Workspac
         ("fliter", {}, "no such key (did you mean filter?)"),
         ("threshold_quantile", 0.9, "no such key (did you mean filter.threshold_quantile?)"),
         ("zzz", 1, "no such key"),
-        ("filter.score", "sall", "must be 'sal' or 'gradnorm', got 'sall' (did you mean sal?)"),
+        ("filter.score", "sall", f"must be {FILTER_SCORES}, got 'sall' (did you mean sal?)"),
         ("filter.n_vectors", 0, "must be greater than or equal to 1, got 0"),
         ("filter.n_vectors", 2.0, "must be a valid integer, got 2.0"),
         ("filter", 3, "must be a section of keys and values, got 3"),

@@ -64,7 +64,7 @@ def run_everything(workspace: Workspace, params: Params) -> None:
     for ood in data.ood:
         prepare.prepare_wild(workspace, data, ood, seed)
         extract_grads.run_wild(workspace, params, ood, seed)
-        filter_stage.run(workspace, params.filter, ood, seed)
+        filter_stage.run(workspace, params, ood, seed)
         train_ood.run(workspace, params, ood, seed)
         for unseen in (None, *data.test_ood):
             evaluate.run(workspace, params, ood, seed, unseen=unseen)

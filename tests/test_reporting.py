@@ -283,7 +283,7 @@ def test_no_bar_crosses_the_threshold() -> None:
 @pytest.fixture
 def filtered(workspace: Workspace) -> Filtered:
     params, _ = load_params(workspace.root / "params.yaml")
-    return filter_stage.run(workspace, params.filter, OOD, SEED)
+    return filter_stage.run(workspace, params, OOD, SEED)
 
 
 def view(workspace: Workspace, *results: Filtered) -> str:
@@ -298,7 +298,7 @@ def test_the_filter_shows_its_errors_where_the_truth_is_known(workspace: Workspa
     assert f"{filtered.errors.err_out:.1%}" in text
     (workspace.root / layout.wild_truth(OOD, SEED).name).unlink()
     params, _ = load_params(workspace.root / "params.yaml")
-    assert view(workspace, filter_stage.run(workspace, params.filter, OOD, SEED)).count("unknown") == 2
+    assert view(workspace, filter_stage.run(workspace, params, OOD, SEED)).count("unknown") == 2
 
 
 def test_the_filter_warns_where_the_theory_promises_little(workspace: Workspace, filtered: Filtered) -> None:

@@ -232,11 +232,11 @@ def test_the_truth_never_reaches_filter_or_training(workspace: Workspace, quick_
     assert _results(workspace, quick_params) == before
     truth.path.unlink()
     assert _results(workspace, quick_params) == before
-    assert filter_stage.run(workspace, quick_params.filter, OOD, SEED).errors is None
+    assert filter_stage.run(workspace, quick_params, OOD, SEED).errors is None
 
 
 def _results(workspace: Workspace, params: Params) -> list[str]:
-    filter_stage.run(workspace, params.filter, OOD, SEED)
+    filter_stage.run(workspace, params, OOD, SEED)
     train_ood.run(workspace, params, OOD, SEED)
     places = layout.candidates(OOD, SEED), layout.trained_network("sal", OOD, SEED)
     return [fingerprint(workspace.find(place)) for place in places]

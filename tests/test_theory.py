@@ -156,7 +156,7 @@ def test_pi_is_estimated_to_five_points_on_the_embedded_default(
         params = quick_params.model_copy(update={"data": quick_params.data.model_copy(update={"pi": pi})})
         prepare.prepare_wild(workspace, params.data, ood, SEED)
         extract_grads.run_wild(workspace, params, ood, SEED)
-        filter_stage.run(workspace, params.filter, ood, SEED)
+        filter_stage.run(workspace, params, ood, SEED)
         result = theory.run(workspace, params, ood, SEED)
         assert result.truth
         assert result.truth.pi == pytest.approx(pi, abs=0.01)

@@ -34,9 +34,9 @@ def main(root: Path) -> None:
         extract_grads.run_id(workspace, params, SEED)
         extract_grads.run_wild(workspace, params, OOD, SEED)
         together.wait()
-        filtered = filter_stage.run(workspace, agnostic.filter, OOD, SEED)
-        seen["agnostic"] = filtered.candidates.wild_tau.tolist()
-        filter_stage.run(workspace, params.filter, OOD, SEED)
+        filtered = filter_stage.run(workspace, agnostic, OOD, SEED)
+        seen["agnostic"] = filtered.candidates.wild_score.tolist()
+        filter_stage.run(workspace, params, OOD, SEED)
         together.wait()
         seen["evaluation"] = {
             method: asdict(own) for method, own in evaluate.run(workspace, params, OOD, SEED).metrics.items()

@@ -19,6 +19,20 @@ from salcli.cli.options import (
     override,
 )
 
+# What the scores of `filter` other than τ read beyond its own section.
+FILTER_ALSO_READS = (
+    "data.id",
+    "numerics",
+    "extract_grads.batch_size",
+    "evaluate.odin_temperature",
+    "evaluate.odin_epsilon",
+    "evaluate.knn_k",
+    "evaluate.react_percentile",
+    "evaluate.dice_percentile",
+    "evaluate.ash_percentile",
+    "evaluate.vim_dim",
+)
+
 
 class PreparePart(StrEnum):
     """What `prepare` can make on its own."""
@@ -170,6 +184,7 @@ def filter_(
     params: ParamsFile = PARAMS_YAML,
     ood: OodSets = None,
     seed: Seeds = None,
+    device: Device = None,
     scratch: Scratch = False,
     assignments: Assignments = None,
     threshold_quantile: Annotated[
@@ -177,7 +192,14 @@ def filter_(
     ] = None,
     calibration: Annotated[str | None, override("filter.calibration", "holdout, train or id-svd.")] = None,
     svd: Annotated[str | None, override("filter.svd", "class-conditional or class-agnostic.")] = None,
-    score: Annotated[str | None, override("filter.score", "sal or gradnorm.")] = None,
+    score: Annotated[
+        str | None,
+        override(
+            "filter.score",
+            "sal (τ), gradnorm, msp, odin, mahalanobis, energy, knn, react, dice, ash, vim, or auto: the one that "
+            "finds most, but τ unless another is surely better.",
+        ),
+    ] = None,
     n_vectors: Annotated[int | None, override("filter.n_vectors", "Singular vectors to project on.")] = None,
 ) -> None:
     """Separate the candidate outliers from the wild data."""
@@ -187,6 +209,7 @@ def filter_(
     from salcli.stages import filter as stage
 
     flags = {
+        "device": device,
         "filter.threshold_quantile": threshold_quantile,
         "filter.calibration": calibration,
         "filter.svd": svd,
@@ -194,11 +217,18 @@ def filter_(
         "filter.n_vectors": n_vectors,
     }
     session = Session.open(
-        params, assignments, flags, reads=("filter",), ood=ood, seed=seed, scratch=scratch, parallel=True
+        params,
+        assignments,
+        flags,
+        reads=("filter", *FILTER_ALSO_READS),
+        ood=ood,
+        seed=seed,
+        scratch=scratch,
+        parallel=True,
     )
     with session.processes():
         done = [
-            stage.run(session.workspace, session.params.filter, *experiment, session.progress)
+            stage.run(session.workspace, session.params, *experiment, session.progress)
             for experiment in session.experiments()
         ]
     console.print(filter_view(done, session.params.filter))

@@ -123,8 +123,8 @@ def _extremes(dataset: h5py.Dataset) -> tuple[str, str]:
 
 def _top_candidates(file: h5py.File, top: int) -> Table:
     table = plain_table(f"Top {top} candidates", "place in the wild set", "score", "predicted class")
-    for row in np.argsort(-file["tau"][:], kind="stable")[:top]:
-        table.add_row(str(file["index"][row]), f"{file['tau'][row]:.4g}", str(file["predicted"][row]))
+    for row in np.argsort(-file["score"][:], kind="stable")[:top]:
+        table.add_row(str(file["index"][row]), f"{file['score'][row]:.4g}", str(file["predicted"][row]))
     return table
 
 

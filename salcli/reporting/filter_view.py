@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
+from salcli.reporting.auto_table import auto_table, shown_share
 from salcli.reporting.histogram import two_histograms
+from salcli.reporting.score_names import score_label
 from salcli.reporting.stage_tables import plain_table
 
 if TYPE_CHECKING:
@@ -25,17 +26,19 @@ def filter_view(done: Sequence[Filtered], params: FilterParams) -> Group:
     """Histograms first, then the figures, then warnings."""
     parts: list[RenderableType] = []
     for result in done:
-        parts.append(Text(f"{_score_name(params)} with {result.ood}, seed {result.seed}", style="bold"))
-        names = ("wild", f"calibration ({params.calibration})")
         candidates = result.candidates
-        parts.append(two_histograms(candidates.wild_tau, candidates.calibration_tau, names, candidates.threshold))
+        if result.comparison:
+            parts.append(auto_table(result.comparison, f"{result.ood}, seed {result.seed}"))
+        parts.append(Text(f"{score_label(candidates.score_name)} with {result.ood}, seed {result.seed}", style="bold"))
+        names = ("wild", f"calibration ({params.calibration})")
+        parts.append(two_histograms(candidates.wild_score, candidates.calibration_score, names, candidates.threshold))
     parts.append(_figures(done, params))
     parts += [Text(f"warning: {warning}", style="bold yellow") for warning in _warnings(done)]
     return Group(*parts)
 
 
 def _score_name(params: FilterParams) -> str:
-    return "τ" if params.score == "sal" else "−GradNorm"
+    return "the chosen score" if params.score == "auto" else score_label(params.score)
 
 
 def _figures(done: Sequence[Filtered], params: FilterParams) -> Table:
@@ -50,9 +53,9 @@ def _figures(done: Sequence[Filtered], params: FilterParams) -> Table:
             str(result.seed),
             f"{result.candidates.threshold:.4g}",
             f"{len(result.candidates.index):,}",
-            f"{len(result.candidates.wild_tau):,}",
-            _share(errors.err_in if errors else None),
-            _share(errors.err_out if errors else None),
+            f"{len(result.candidates.wild_score):,}",
+            shown_share(errors.err_in if errors else None),
+            shown_share(errors.err_out if errors else None),
             f"{result.fit.train_risk:.4f}",
             f"{result.fit.calibration_accuracy:.1%}",
         )
@@ -64,15 +67,11 @@ def _figures(done: Sequence[Filtered], params: FilterParams) -> Table:
     return table
 
 
-def _share(value: float | None) -> str:
-    return "unknown" if value is None else "–" if math.isnan(value) else f"{value:.1%}"
-
-
 def _warnings(done: Sequence[Filtered]) -> list[str]:
     warnings = []
     for result in done:
         run = f"{result.ood}, seed {result.seed}"
-        if result.fit.is_poor:
+        if result.fit.is_poor and result.candidates.score_name == "sal":
             warnings.append(
                 f"{run}: the classifier gets {result.fit.train_accuracy:.1%} of ID training and "
                 f"{result.fit.calibration_accuracy:.1%} of calibration data right. τ separates well only where the "

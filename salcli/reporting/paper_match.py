@@ -57,7 +57,7 @@ def our_method(paper_method: str, params: Params) -> str | None:
 def sal_names(params: Params) -> list[str]:
     """What the paper calls SAL with these params; a mixture of its variants has a name that it does not know."""
     variants = {
-        "gradnorm filter": params.filter.score == "gradnorm",
+        f"{params.filter.score} filter": params.filter.score != "sal",
         "candidate-id": params.train_ood.candidate_id,
     }
     differences = [*(name for name, differs in variants.items() if differs), *_variants_of_tau(params)]

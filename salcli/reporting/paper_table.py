@@ -13,6 +13,7 @@ from rich.table import Table
 from salcli.metrics_convention import FPR95_CONVENTION
 from salcli.reporting.paper_comparison import Cell
 from salcli.reporting.results import LOWER_IS_BETTER
+from salcli.reporting.results_table import SHORT_SCHEDULE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +116,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _method(row: ComparedRow) -> str:
-    return row.method + (" (short schedule)" if row.has_short_schedule else "")
+    return row.method + (SHORT_SCHEDULE if row.has_short_schedule else "")
 
 
 def _texts(row: ComparedRow, *, coloured: bool = False) -> list[str]:

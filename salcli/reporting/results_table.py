@@ -39,21 +39,21 @@ LABELS = {
     "gradnorm": "GradNorm",
     "vim": "ViM",
 }
+SHORT_SCHEDULE = " (short schedule)"
 FULL_WIDTH = 96  # columns of a terminal that mean ± std needs
-USUAL_LABEL = 14  # letters, within that width
+WIDER = 2  # what «(short schedule)», in a line of its own, needs beyond that
 HEADER = ["OOD test set", "method", *METRICS.values()]
 
 
 def label(method: str, *, has_short_schedule: bool = False) -> str:
     """What a table calls a method."""
-    return LABELS.get(method, method) + (" (short schedule)" if has_short_schedule else "")
+    return LABELS.get(method, method) + (SHORT_SCHEDULE if has_short_schedule else "")
 
 
 def rich_table(results: Results, width: int = FULL_WIDTH) -> Table:
     """For the terminal. In a narrow one the means alone are shown, rather than figures cut in two."""
     rows = results.rows()
-    longest = max(len(label(row.method, has_short_schedule=row.has_short_schedule)) for row in rows)
-    spread = width >= FULL_WIDTH + max(0, longest - USUAL_LABEL)
+    spread = width >= FULL_WIDTH + (WIDER if any(row.has_short_schedule for row in rows) else 0)
     table = Table(title="OOD detection, in %", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.title_justify, table.title_style = "left", "bold"
     for place, name in enumerate(HEADER):
@@ -61,7 +61,10 @@ def rich_table(results: Results, width: int = FULL_WIDTH) -> Table:
     for row, is_new_set in _with_breaks(rows):
         if is_new_set and table.row_count:
             table.add_section()
-        table.add_row(row.ood if is_new_set else "", *_cells(row, "[bold]{}[/bold]", spread=spread))
+        name, *figures = _cells(row, "[bold]{}[/bold]", spread=spread)
+        table.add_row(
+            row.ood if is_new_set else "", name.replace(SHORT_SCHEDULE, f"\n{SHORT_SCHEDULE.strip()}"), *figures
+        )
     table.caption = "\n".join(_notes(results, spread=spread))
     table.caption_justify = "left"
     return table

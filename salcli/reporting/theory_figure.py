@@ -18,6 +18,7 @@ from salcli.reporting.figure_file import (
     log_floor,
     write_figure,
 )
+from salcli.reporting.score_names import score_label
 from salcli.sal.theory import required_discrepancy
 
 if TYPE_CHECKING:
@@ -45,12 +46,15 @@ def write_theory_figure(result: TheoryCheck, paths: Sequence[Path]) -> None:
 
 def _scores(axes: Axes, result: TheoryCheck) -> None:
     candidates = result.candidates
-    samples = [(candidates.calibration_tau, "calibration", BLUE)]
+    samples = [(candidates.calibration_score, "calibration", BLUE)]
     if result.truth:
         is_ood = result.truth.is_ood.numpy()
-        samples = [(candidates.wild_tau[~is_ood], "wild ID", ORANGE), (candidates.wild_tau[is_ood], "wild OOD", PURPLE)]
+        samples = [
+            (candidates.wild_score[~is_ood], "wild ID", ORANGE),
+            (candidates.wild_score[is_ood], "wild OOD", PURPLE),
+        ]
     else:
-        samples.append((candidates.wild_tau, "wild", GREY))
+        samples.append((candidates.wild_score, "wild", GREY))
     samples = [sample for sample in samples if len(sample[0])]
     densities(axes, samples, _score_axis(axes, result))
     _mark_threshold(axes, result)
@@ -91,16 +95,16 @@ def _condition(axes: Axes, result: TheoryCheck) -> None:
 
 
 def _score_axis(axes: Axes, result: TheoryCheck) -> np.ndarray:
-    """Logarithmic for τ, which ranges over many powers of ten; −GradNorm is negative. Returns bins."""
-    scores = (result.candidates.wild_tau, result.candidates.calibration_tau)
+    """Logarithmic for τ, which ranges over many powers of ten; other scores may be negative. Returns bins."""
+    scores = (result.candidates.wild_score, result.candidates.calibration_score)
     low, high = min(part.min() for part in scores), max(part.max() for part in scores)
-    if low >= 0 and high > 0:
+    if result.candidates.score_name == "sal" and high > 0:
         axes.set_xscale("log")
         bins = np.geomspace(log_floor(scores), high, N_BINS + 1)
     else:
         bins = np.linspace(low, high if high > low else low + 1, N_BINS + 1)
     axes.set_xlim(bins[0], bins[-1])
-    axes.set_xlabel("filter's score (τ)" if low >= 0 else "filter's score")
+    axes.set_xlabel(f"filter's score ({score_label(result.candidates.score_name)})")
     return bins
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from pytorch_ood.detector import DICE, ReAct
@@ -11,6 +13,14 @@ from salcli.rivals.head import Head
 from salcli.rivals.logit_scores import energy
 
 
+def fitted_react(
+    head: Head, id_features: Float[Tensor, "m d"], id_labels: Int[Tensor, " m"], percentile: float
+) -> Callable[[Tensor], Tensor]:
+    """Energy of features clipped at a percentile of all ID training activations (Sun et al., 2021)."""
+    detector = ReAct(None, head.logits, percentile=percentile / 100).fit_feature_maps(id_features, id_labels)
+    return lambda features: -detector.predict_feature_maps(features)
+
+
 def react(
     features: Float[Tensor, "n d"],
     head: Head,
@@ -18,10 +28,18 @@ def react(
     id_labels: Int[Tensor, " m"],
     percentile: float,
 ) -> Float[Tensor, " n"]:
-    """Energy of features clipped at a percentile of all ID training activations (Sun et al., 2021)."""
-    detector = ReAct(None, head.logits, percentile=percentile / 100).fit_feature_maps(id_features, id_labels)
-    score: Tensor = -detector.predict_feature_maps(features)
-    return score
+    """ReAct, fitted and asked at once."""
+    return fitted_react(head, id_features, id_labels, percentile)(features)
+
+
+def fitted_dice(
+    head: Head, id_features: Float[Tensor, "m d"], id_labels: Int[Tensor, " m"], percentile: float
+) -> Callable[[Tensor], Tensor]:
+    """Energy with the weights alone whose mean contribution on ID data is above a percentile (Sun and Li, 2022)."""
+    detector = DICE(None, head.weight, head.bias, percentile / 100).fit_features(id_features, id_labels)
+    # its own prediction multiplies every feature with every class: n·K·D numbers
+    sparse = Head(detector.masked_w.double(), head.bias)
+    return lambda features: energy(sparse.logits(features))
 
 
 def dice(
@@ -31,10 +49,8 @@ def dice(
     id_labels: Int[Tensor, " m"],
     percentile: float,
 ) -> Float[Tensor, " n"]:
-    """Energy with the weights alone whose mean contribution on ID data is above a percentile (Sun and Li, 2022)."""
-    detector = DICE(None, head.weight, head.bias, percentile / 100).fit_features(id_features, id_labels)
-    # its own prediction multiplies every feature with every class: n·K·D numbers
-    return energy(Head(detector.masked_w.double(), head.bias).logits(features))
+    """DICE, fitted and asked at once."""
+    return fitted_dice(head, id_features, id_labels, percentile)(features)
 
 
 def ash(features: Float[Tensor, "n d"], head: Head, percentile: float) -> Float[Tensor, " n"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,25 @@ ROUNDING = 1e-12
 FLOAT32_ROUNDING = 1e-6
 
 
+def fitted_knn(
+    id_features: Float[Tensor, "m d"],
+    id_labels: Int[Tensor, " m"],
+    k: int,
+    queries_at_once: int = QUERIES_AT_ONCE,
+) -> Callable[[Tensor], Tensor]:
+    """Minus the distance to the k-th nearest ID training feature, on the unit sphere (Sun et al., 2022).
+
+    Exact, and in bounded memory: a chunk of queries at a time, within which scikit-learn goes block by block.
+    """
+    detector = KNN(None, k=k).fit_features(id_features, id_labels)
+
+    def score(features: Tensor) -> Tensor:
+        chunks = features.split(queries_at_once)  # type: ignore[no-untyped-call]
+        return -torch.cat([detector.predict_features(chunk) for chunk in chunks])
+
+    return score
+
+
 def knn(
     features: Float[Tensor, "n d"],
     id_features: Float[Tensor, "m d"],
@@ -25,13 +45,8 @@ def knn(
     k: int,
     queries_at_once: int = QUERIES_AT_ONCE,
 ) -> Float[Tensor, " n"]:
-    """Minus the distance to the k-th nearest ID training feature, on the unit sphere (Sun et al., 2022).
-
-    Exact, and in bounded memory: a chunk of queries at a time, within which scikit-learn goes block by block.
-    """
-    detector = KNN(None, k=k).fit_features(id_features, id_labels)
-    chunks = features.split(queries_at_once)  # type: ignore[no-untyped-call]
-    return -torch.cat([detector.predict_features(chunk) for chunk in chunks])
+    """KNN, fitted and asked at once."""
+    return fitted_knn(id_features, id_labels, k, queries_at_once)(features)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class _Experiment:
         together, experiment = processes(), (self.workspace, self.params, self.ood, self.seed, progress)
         extract_grads.run_wild(*experiment)
         together.wait()
-        filtered = filter_stage.run(self.workspace, self.params.filter, self.ood, self.seed, progress)
+        filtered = filter_stage.run(self.workspace, self.params, self.ood, self.seed, progress)
         together.wait()
         train_ood.run(*experiment)
         together.wait()
@@ -169,7 +169,7 @@ class _Experiment:
             ood=self.ood,
             pi=self.pi,
             seed=self.seed,
-            n_wild=len(filtered.candidates.wild_tau),
+            n_wild=len(filtered.candidates.wild_score),
             n_candidates=len(filtered.candidates.index),
             err_in=_defined(errors.err_in) if errors else None,
             err_out=_defined(errors.err_out) if errors else None,

@@ -19,11 +19,11 @@ from salcli.models.network import Classifier, EnergyClassifier, OodClassifier
 from salcli.models.step import StepNetwork
 from salcli.progress import Silent
 from salcli.rivals.logit_scores import energy, msp
-from salcli.rivals.odin import odin_logits
 from salcli.sal.gradients import Factors, last_layer_residual
 from salcli.stages.encoder_schedules import is_short, is_short_step
 from salcli.stages.inputs import LabeledImages, classifier_of, id_images, mixture_of, whole_split
-from salcli.stages.rival_scores import RIVALS, ClassifierOutputs, knn_score
+from salcli.stages.odin_pass import odin_scores
+from salcli.stages.rival_scores import RIVALS, IdKnowledge, knn_score
 from salcli.stages.tau import tau, unknown_labels, unlabeled
 
 if TYPE_CHECKING:
@@ -139,32 +139,17 @@ class Scoring:
         """All others. ID and OOD test data are scored together, so that every method is fitted once."""
         network, _ = classifier_of(self.workspace, self.seed)
         features, logits = self._outputs(network, network.features_and_logits)
-        outputs = ClassifierOutputs(
-            features, logits, network.head, lambda: self._id_train, self.params.evaluate, self.task
-        )
+        known = IdKnowledge(network.head, lambda: self._id_train, self.params.evaluate, self.task)
         scores: dict[str, Tensor] = {}
         for method in self.params.evaluate.methods:
             if method in RIVALS:
-                scores[method] = RIVALS[method](outputs)
+                scores[method] = RIVALS[method](known)(features, logits)
             elif method == "odin":
-                scores[method] = self._odin(network)
+                image_sets, chosen = (self.id_test.images, self.ood_test), self.params.evaluate
+                scores[method] = odin_scores(network, image_sets, chosen, chosen.batch_size, self.compute, self.task)
             elif method == "sal-posthoc":
                 scores[method] = self._sal_posthoc(features, logits)
         return {method: self._split(score, logits) for method, score in scores.items()}
-
-    def _odin(self, network: Classifier) -> Tensor:
-        chosen = self.params.evaluate
-
-        def logits(images: Tensor) -> Tensor:
-            return odin_logits(
-                network.logits_of_normalised,
-                network.normalised(images),
-                network.spec.std,
-                chosen.odin_temperature,
-                chosen.odin_epsilon,
-            )
-
-        return msp(self._outputs(network, logits)[0], chosen.odin_temperature)
 
     def _sal_posthoc(self, features: Tensor, logits: Tensor) -> Tensor:
         """−τ with the filter's ∇̄ and v, which are made again from the stored gradients.

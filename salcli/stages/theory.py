@@ -103,7 +103,7 @@ class _Inputs:
     calibration: GradientFile
     wild: GradientFile
     candidates: Candidates
-    tau_of_held_out: bool  # whether calibration_tau holds τ of held-out data with predicted labels
+    scores_of_held_out: bool  # whether calibration_score is of held-out data, treated just as the wild data are
 
 
 def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Progress | None = None) -> TheoryCheck:
@@ -122,10 +122,10 @@ def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Pro
         task.advance(1)
     candidates = inputs.candidates
     threshold = _thresholds(candidates)
-    filter_score = torch.from_numpy(candidates.wild_tau)
+    filter_score = torch.from_numpy(candidates.wild_score)
     estimated = None
-    if inputs.tau_of_held_out:
-        calibration_score = torch.from_numpy(candidates.calibration_tau)
+    if inputs.scores_of_held_out:
+        calibration_score = torch.from_numpy(candidates.calibration_score)
         estimated = estimated_error_curve(filter_score, calibration_score, mixture.pi, threshold)
     result = TheoryCheck(
         ood=ood,
@@ -161,8 +161,10 @@ def _open(workspace: Workspace, ood: str, seed: int) -> _Inputs:
     if files[2].wild != candidates.wild:
         raise BadArtifactError(f"{found.path} and {files[2].found.path} are of different wild data; {found.cure}")
     filtered_with = read_filter_params(found)
-    of_held_out = filtered_with["calibration"] == "holdout" and filtered_with["labels"] == "predicted"
-    return _Inputs(files[0], files[1], files[2], candidates, tau_of_held_out=of_held_out)
+    labels_matter = candidates.score_name == "sal"
+    alike = filtered_with["labels"] == "predicted" or not labels_matter
+    held_out = filtered_with["calibration"] == "holdout" and alike
+    return _Inputs(files[0], files[1], files[2], candidates, scores_of_held_out=held_out)
 
 
 def _outlier_scores(inputs: _Inputs, knn_k: int) -> dict[str, tuple[Tensor, Tensor]]:
@@ -177,9 +179,10 @@ def _outlier_scores(inputs: _Inputs, knn_k: int) -> dict[str, tuple[Tensor, Tens
         "MSP": (_uncertainty(inputs.calibration), _uncertainty(inputs.wild)),
         "KNN": (distance(inputs.calibration), distance(inputs.wild)),
     }
-    if inputs.tau_of_held_out:
+    if inputs.scores_of_held_out:
         candidates = inputs.candidates
-        scores["τ"] = torch.from_numpy(candidates.calibration_tau), torch.from_numpy(candidates.wild_tau)
+        name = "τ" if candidates.score_name == "sal" else f"filter's {candidates.score_name}"
+        scores[name] = torch.from_numpy(candidates.calibration_score), torch.from_numpy(candidates.wild_score)
     return scores
 
 
@@ -191,7 +194,7 @@ def _uncertainty(file: GradientFile) -> Tensor:
 
 def _thresholds(candidates: Candidates) -> Tensor:
     """Quantiles of all scores, so that no part of the curve is empty, and the T that the filter chose."""
-    scores = np.concatenate([candidates.wild_tau, candidates.calibration_tau])
+    scores = np.concatenate([candidates.wild_score, candidates.calibration_score])
     at = np.quantile(scores, np.linspace(0, 1, POINTS_OF_A_CURVE), method="inverted_cdf")
     return torch.from_numpy(np.unique(np.append(at, candidates.threshold)))
 
