@@ -113,13 +113,15 @@ def test_the_methods_are_the_rows_of_its_table_that_exist() -> None:
         "near-cifar100": ["sal", "woods"],
         "near-cifar50": ["sal", "woods"],
         "unseen-300k": ["sal", *wild],
+        "unseen-tin": ["sal", "step"],
+        "weakly-supervised": ["sal", "step"],
         "post-hoc-cifar10": ["sal", "sal-posthoc"],
         "post-hoc-cifar100": ["sal", "sal-posthoc"],
     }
     for name in OF_THE_PAPER:
         params, methods = preset(name).params, expected.get(name, ["sal"])
         assert params["evaluate"]["methods"] == methods, name
-        assert params["rivals"] == [method for method in methods if method in wild], name
+        assert params["rivals"] == [method for method in methods if method in (*wild, "step")], name
         assert params["encoders"] == [method for method in methods if method in encoders], name
 
 
