@@ -93,7 +93,8 @@ def accuracy(
     """The share of images whose highest logit is that of their label."""
 
     def predicted(batch: Tensor) -> Tensor:
-        return network.features_and_logits(batch)[1].argmax(1)
+        logits: Tensor = network(batch)
+        return logits.argmax(1)
 
     parts = [part for (part,) in in_batches(network, predicted, images, batch_size, compute, task)]
     return float((torch.cat(parts) == labels).double().mean())

@@ -48,8 +48,9 @@ PosthocMethod = Literal[
     "gradnorm",
     "vim",
 ]
-WildRival = Literal["oe", "energy-oe", "woods", "scone"]  # trained with the wild data, as SAL is
-Method = Literal["sal", WildRival, PosthocMethod]
+Encoder = Literal["knn-plus", "csi"]  # trained from scratch on the ID data
+WildRival = Literal["oe", "energy-oe", "woods", "scone", "step"]  # trained with the wild data, as SAL is
+Method = Literal["sal", WildRival, Encoder, PosthocMethod]
 FilterScore = Literal[
     "sal", "gradnorm", "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice", "ash", "vim", "auto"
 ]
@@ -116,14 +117,19 @@ class NumericsParams(_Section):
     compile: bool
 
 
-class TrainParams(_Section):
-    """A training run: SGD with Nesterov momentum and a cosine schedule."""
+class SgdParams(_Section):
+    """A training run by stochastic gradient descent."""
 
     epochs: Count
     batch_size: Annotated[int, Field(ge=2, strict=True)]
     lr: Positive
     momentum: Annotated[float, Field(ge=0, lt=1)]
     weight_decay: NotNegative
+
+
+class TrainParams(SgdParams):
+    """With Nesterov momentum and a cosine schedule."""
+
     augment: Literal["none", "flip-crop"]
 
 
@@ -205,18 +211,76 @@ class SconeParams(WoodsParams):
     margin: Number
 
 
+class StructureParams(_Section):
+    """STEP's projection, and the neighbours that it keeps."""
+
+    neighbours: Annotated[int, Field(ge=2, strict=True)]
+    ridge: Positive
+    steps: Count
+    batch_size: Count
+    lr: Positive
+    weight_decay: NotNegative
+    margin: Positive
+
+
+class StepParams(SgdParams):
+    """STEP (Zhou et al., 2021): SimCLR by Adam, whose β₁ is the momentum; then a linear projection."""
+
+    temperature: Positive
+    projection: Count
+    smallest_crop: Annotated[float, Field(gt=0, le=1)]
+    structure: StructureParams
+
+
 class TrainRivalParams(_Section):
-    """The numbers of each rival that is trained with the wild data. The schedule is that of train_ood."""
+    """The numbers of each rival that is trained with the wild data. All but STEP have the schedule of train_ood."""
 
     oe: OeParams
     energy_oe: Annotated[EnergyOeParams, Field(alias="energy-oe")]
     woods: WoodsParams
     scone: SconeParams
+    step: StepParams
 
     def of(self, rival: str) -> _Section:
         """One rival's."""
         section = getattr(self, rival.replace("-", "_"))
         assert isinstance(section, _Section)
+        return section
+
+
+class HeadParams(SgdParams):
+    """Linear heads on the features of a frozen encoder; at 60, 75 and 90 % of the epochs, lr is multiplied."""
+
+    lr_drop: Annotated[float, Field(gt=0, le=1)]
+
+
+class EncoderParams(SgdParams):
+    """An encoder that is trained by contrast; the learning rate goes up in a line, then down in a cosine."""
+
+    warmup_epochs: Annotated[int, Field(ge=0, strict=True)]
+    warmup_lr: Positive
+    temperature: Positive
+    projection: Count
+    smallest_crop: Annotated[float, Field(gt=0, le=1)]
+    head: HeadParams
+
+    @model_validator(mode="after")
+    def _has_time_to_warm_up(self) -> Self:
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs is {self.warmup_epochs}, but must be less than epochs, {self.epochs}")
+        return self
+
+
+class TrainEncoderParams(_Section):
+    """The numbers of each rival that is trained from scratch on the ID data."""
+
+    knn_plus: Annotated[EncoderParams, Field(alias="knn-plus")]
+    csi: EncoderParams
+
+    def of(self, encoder: str) -> EncoderParams:
+        """One rival's."""
+        section = getattr(self, encoder.replace("-", "_"))
+        assert isinstance(section, EncoderParams)
         return section
 
 
@@ -236,10 +300,14 @@ class EvaluateParams(_Section):
 
 def _only_trained(evaluate: EvaluateParams, info: ValidationInfo) -> EvaluateParams:
     """Methods that something is trained for, if they need it."""
-    untrained = {*evaluate.methods} & {*get_args(WildRival)} - {*info.data.get("rivals", get_args(WildRival))}
-    if untrained:
-        names = ", ".join(method for method in evaluate.methods if method in untrained)
-        raise ValueError(f"methods names {names}, which needs training with the wild data; name it in rivals, too")
+    for key, kind, need in (
+        ("rivals", WildRival, "training with the wild data"),
+        ("encoders", Encoder, "training from scratch"),
+    ):
+        untrained = {*evaluate.methods} & {*get_args(kind)} - {*info.data.get(key, get_args(kind))}
+        if untrained:
+            names = ", ".join(method for method in evaluate.methods if method in untrained)
+            raise ValueError(f"methods names {names}, which needs {need}; name it in {key}, too")
     return evaluate
 
 
@@ -262,6 +330,8 @@ class Params(_Section):
     train_ood: TrainOodParams
     rivals: Annotated[tuple[WildRival, ...], Field(strict=False), AfterValidator(check.each_once)]
     train_rival: TrainRivalParams
+    encoders: Annotated[tuple[Encoder, ...], Field(strict=False), AfterValidator(check.each_once)]
+    train_encoder: TrainEncoderParams
     evaluate: Annotated[EvaluateParams, AfterValidator(_only_trained)]
 
     @model_validator(mode="before")
@@ -270,10 +340,13 @@ class Params(_Section):
         """`methods: all` stands for every method that there is a network for."""
         match raw:
             case {"evaluate": {"methods": "all"}}:
-                rivals = raw.get("rivals")
-                trained = [name for name in get_args(WildRival) if isinstance(rivals, list) and name in rivals]
-                methods = ["sal", *trained, *get_args(PosthocMethod)]
-                return raw | {"evaluate": raw["evaluate"] | {"methods": methods}}
+                trained = [
+                    name
+                    for key, kind in (("rivals", WildRival), ("encoders", Encoder))
+                    for name in get_args(kind)
+                    if isinstance(raw.get(key), list) and name in raw[key]  # others are complained of where they stand
+                ]
+                return raw | {"evaluate": raw["evaluate"] | {"methods": ["sal", *trained, *get_args(PosthocMethod)]}}
         return raw
 
 

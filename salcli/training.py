@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from salcli.errors import TrainingError
 from salcli.seeding import derived_seed
 
 if TYPE_CHECKING:
     from salcli.compute.numerics import Compute
-    from salcli.models.network import Classifier
-    from salcli.params import TrainParams
+    from salcli.params import SgdParams
     from salcli.progress import Task
 
 STEPS_BETWEEN_FIGURES = 10  # reading the loss makes a GPU wait
@@ -35,6 +36,11 @@ Batch = tuple[Tensor, ...]
 BatchSource = Callable[[Sequence[Tensor]], Iterator[Batch]]
 # The network as it is called in training, and a batch → loss. A method is its objective.
 Objective = Callable[[nn.Module, Batch], BatchResult]
+
+# What is trained, and with which numbers → what changes it.
+MakeOptimiser = Callable[[Iterable[nn.Parameter], "SgdParams"], Optimizer]
+# That, and the number of all steps → how its learning rate goes.
+MakeSchedule = Callable[[Optimizer, int], LRScheduler]
 
 
 class Stateful(Protocol):
@@ -74,15 +80,17 @@ class Epoch:
 class Run:
     """All that a training run is."""
 
-    network: Classifier
+    network: nn.Module
     objective: Objective
     batches: BatchSource
     n_samples: int
-    params: TrainParams
+    params: SgdParams
     compute: Compute
     generator: torch.Generator
     stateful: Mapping[str, Stateful] = field(default_factory=dict)  # beside the network, the optimiser, …
     after_epoch: Callable[[], None] = lambda: None
+    optimiser: MakeOptimiser | None = None  # SGD with Nesterov momentum, unless a method has another
+    schedule: MakeSchedule | None = None  # a cosine, likewise
 
     @property
     def batch_size(self) -> int:
@@ -104,7 +112,7 @@ class Run:
 
 
 def train(run: Run, task: Task, keeper: Keeper | None = None) -> list[Epoch]:
-    """SGD with Nesterov momentum and a cosine schedule, over shuffled batches of one size."""
+    """Over shuffled batches of one size."""
     run.compute.place(run.network)
     trainee = run.compute.trainee(run.network)
     course = _Course.start(run)
@@ -157,23 +165,16 @@ class _Course:
     """What changes while a run is under way."""
 
     run: Run
-    optimiser: torch.optim.SGD
-    schedule: torch.optim.lr_scheduler.CosineAnnealingLR
+    optimiser: Optimizer
+    schedule: LRScheduler
     scaler: torch.amp.GradScaler
     curve: list[Epoch]
 
     @classmethod
     def start(cls, run: Run) -> _Course:
-        params = run.params
-        optimiser = torch.optim.SGD(
-            run.network.parameters(),
-            lr=params.lr,
-            momentum=params.momentum,
-            nesterov=params.momentum > 0,
-            weight_decay=params.weight_decay,
-        )
+        optimiser = (run.optimiser or _nesterov)(run.network.parameters(), run.params)
         # no step at all is asked for where given weights are used as they are
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, params.epochs * run.n_batches))
+        schedule = (run.schedule or CosineAnnealingLR)(optimiser, max(1, run.params.epochs * run.n_batches))
         return cls(run, optimiser, schedule, run.compute.scaler(), [])
 
     def state(self) -> dict[str, Any]:
@@ -203,6 +204,11 @@ class _Course:
         for name, item in self.run.stateful.items():
             item.set_state(state["stateful"][name])
         self.curve = [Epoch(**epoch) for epoch in state["curve"]]
+
+
+def _nesterov(weights: Iterable[nn.Parameter], params: SgdParams) -> Optimizer:
+    momentum = params.momentum
+    return SGD(weights, params.lr, momentum, nesterov=momentum > 0, weight_decay=params.weight_decay)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from salcli.inference import accuracy, in_batches
 from salcli.models.network import Classifier, NetworkSpec
 from salcli.params import NumericsParams
 from salcli.progress import Silent
-from salcli.stages import extract_grads, train_id
+from salcli.stages import extract_grads, network_spec, train_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -293,7 +293,7 @@ def test_automatic_mean_and_std_are_those_of_the_training_images(workspace: Work
     from salcli.artifacts.checkpoint import read_header
     from salcli.artifacts.splits import read_id_split
 
-    monkeypatch.setattr(train_id, "IMAGES_FOR_STATISTICS", 100)  # several blocks
+    monkeypatch.setattr(network_spec, "IMAGES_FOR_STATISTICS", 100)  # several blocks
     train_id.run(workspace, params_with(workspace, train_id__epochs=1), SEED)
     spec = read_header(workspace.find(layout.classifier(SEED))).spec
     images = read_image_set(workspace.find(layout.prepared_set("digits-0-7"))).images

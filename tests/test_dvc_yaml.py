@@ -22,8 +22,8 @@ PARAMS: dict[str, Any] = YAML(typ="safe").load(REPOSITORY / "params.yaml")
 MODULE = {
     "prepare-id-set": "prepare", "prepare-ood-set": "prepare", "prepare-unseen-set": "prepare", "split": "prepare",
     "mix-wild": "prepare", "train-id": "train_id", "extract-id": "extract_grads", "extract-wild": "extract_grads",
-    "filter": "filter", "train-ood": "train_ood", "train-rival": "train_ood", "evaluate": "evaluate",
-    "evaluate-unseen": "evaluate",
+    "filter": "filter", "train-ood": "train_ood", "train-rival": "train_ood", "train-encoder": "train_encoder",
+    "evaluate": "evaluate", "evaluate-unseen": "evaluate",
 }  # fmt: skip
 FINGERPRINTS = ".salcli/fingerprints.json"
 
@@ -41,6 +41,7 @@ def paths(stage: dict[str, Any], *kinds: str) -> set[str]:
         name.replace("${item.ood}", "OOD")
         .replace("${item.unseen}", "UNSEEN")
         .replace("${item.rival}", "RIVAL")
+        .replace("${item.encoder}", "ENCODER")
         .replace("${item.seed}", "7")
         .replace("${data.id}", PARAMS["data"]["id"])
         for name in names
@@ -103,6 +104,7 @@ def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None
     expected += [place("OOD", 7, "UNSEEN").name for place in by_test_set]
     of_method = (layout.trained_network, layout.training_curve)
     expected += [place(method, "OOD", 7).name for place in of_method for method in ("sal", "RIVAL")]
+    expected += [place("ENCODER", 7).name for place in (layout.encoder, layout.encoder_curve)]
     declared = [name for stage in STAGES.values() for name in paths(stage, "outs", "metrics", "plots")]
     assert sorted(declared) == sorted(expected)
 
@@ -118,7 +120,7 @@ def test_every_input_is_another_stages_output(name: str) -> None:
 def test_declared_params_exist_and_leave_out_what_only_spans_the_matrix(name: str) -> None:
     for key in (entry for entry in STAGES[name].get("params", []) if isinstance(entry, str)):
         value: Any = PARAMS
-        for part in key.replace("${item.rival}", PARAMS["rivals"][0]).split("."):
+        for part in key.replace("${item.rival}", PARAMS["rivals"][0]).replace("${item.encoder}", "csi").split("."):
             value = value[part]
         if name != "evaluate-unseen":  # of a set that hides in other wild data it tests on what is kept out there
             assert key not in ("data", "data.ood", "seeds", "device", "launcher")

@@ -25,7 +25,7 @@ from salcli.presets import preset, presets
 from salcli.reporting.paper_comparison import ComparedRow, Comparison, compare
 from salcli.reporting.paper_match import matching_settings, our_method, sal_names
 from salcli.reporting.paper_table import flat, latex, markdown, rich_table
-from salcli.reporting.results import METRICS, Results
+from salcli.reporting.results import METRICS, SHORT, Results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def unchecked(name: str, **overrides: object) -> Params:
     content = with_overrides(preset(name).params, {key.replace("__", "."): value for key, value in overrides.items()})
 
     def construct(section: type[BaseModel], values: dict[str, Any]) -> Any:
-        inner = {key: field.annotation for key, field in section.model_fields.items()}
+        inner = {field.alias or key: field.annotation for key, field in section.model_fields.items()}
         nested = {
             key: construct(inner[key], value) if isinstance(value, dict) else value  # type: ignore[arg-type]
             for key, value in values.items()
@@ -56,7 +56,14 @@ def unchecked(name: str, **overrides: object) -> Params:
 def results(runs: dict[tuple[str, int, str], tuple[float, float, float]], unseen: str | None = None) -> Results:
     """(wild OOD set, seed, method) → FPR95, AUROC, ID accuracy in percent."""
     lines = [
-        {"ood": ood, "test_set": unseen or ood, "seed": seed, "method": method, **dict.fromkeys(METRICS, 0.0)}
+        {
+            "ood": ood,
+            "test_set": unseen or ood,
+            "seed": seed,
+            "method": method,
+            **dict.fromkeys(METRICS, 0.0),
+            SHORT: False,
+        }
         | dict(zip(("fpr95", "auroc", "id_accuracy"), values, strict=True))
         for (ood, seed, method), values in runs.items()
     ]

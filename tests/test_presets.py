@@ -102,24 +102,27 @@ def test_the_papers_ood_sets_are_the_presets_in_the_same_order(name: str) -> Non
 
 
 def test_the_methods_are_the_rows_of_its_table_that_exist() -> None:
-    with_wild = ["oe", "energy-oe", "woods"]
-    main = ["sal", *with_wild, "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice"]
+    wild, encoders = ["oe", "energy-oe", "woods"], ["knn-plus", "csi"]
+    rows = ["sal", *wild, *encoders, "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice"]
     expected = {
-        "main-cifar100": [*main, "ash"],
-        "cifar10": [*main, "ash"],
-        "resnet18": main,
-        "resnet34": main,
-        "mixing-ratio": ["sal", *with_wild],
-        "unseen-300k": ["sal", *with_wild],
+        "main-cifar100": [*rows, "ash"],
+        "cifar10": [*rows, "ash"],
+        "resnet18": rows,
+        "resnet34": rows,
+        "mixing-ratio": ["sal", *wild],
         "near-cifar100": ["sal", "woods"],
         "near-cifar50": ["sal", "woods"],
+        "unseen-300k": ["sal", *wild],
+        "unseen-tin": ["sal", "step"],
+        "weakly-supervised": ["sal", "step"],
         "post-hoc-cifar10": ["sal", "sal-posthoc"],
         "post-hoc-cifar100": ["sal", "sal-posthoc"],
     }
     for name in OF_THE_PAPER:
-        methods = expected.get(name, ["sal"])
-        assert preset(name).params["evaluate"]["methods"] == methods, name
-        assert preset(name).params["rivals"] == [method for method in methods if method in with_wild], name
+        params, methods = preset(name).params, expected.get(name, ["sal"])
+        assert params["evaluate"]["methods"] == methods, name
+        assert params["rivals"] == [method for method in methods if method in (*wild, "step")], name
+        assert params["encoders"] == [method for method in methods if method in encoders], name
 
 
 @pytest.mark.parametrize("name", sorted(set(OF_THE_PAPER) - {"toy"}))
@@ -227,7 +230,16 @@ def test_a_wild_set_without_id_data_is_as_large_as_the_ood_data() -> None:
 
 def test_memory_is_counted_as_by_hand() -> None:
     expected = 0.5 + 12 * 2.2e6 / 1e9 + 4 * 2.4e6 * 256 / 1e9
-    assert estimated_gigabytes(preset("cifar10").params) == pytest.approx(expected)
+    assert estimated_gigabytes({**preset("cifar10").params, "encoders": []}) == pytest.approx(expected)
+
+
+def test_encoders_are_counted_by_their_views() -> None:
+    params = preset("cifar10").params
+    assert params["encoders"] == ["knn-plus", "csi"]
+    expected = 0.5 + 12 * 2.2e6 / 1e9 + 4 * 2.4e6 * 1024 / 1e9  # 512 images in two views, or 128 in eight
+    assert estimated_gigabytes(params) == pytest.approx(expected)
+    more = estimated_images(params) - estimated_images({**params, "encoders": []})
+    assert more == 5 * 22_500 * (500 * 2 + 100 + 700 * 8 + 100 * 4)
 
 
 def test_unknown_sets_and_networks_are_refused() -> None:

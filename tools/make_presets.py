@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from salcli.paper import figures  # noqa: E402
-from salcli.params import WildRival  # noqa: E402
+from salcli.params import Encoder, WildRival  # noqa: E402
 from salcli.params_file import edited  # noqa: E402
 from salcli.reporting.results_table import LABELS  # noqa: E402
 
@@ -241,6 +241,7 @@ def _methods(table: str) -> dict[str, list[str]]:
     methods = [method for method, label in LABELS.items() if label in rows or method == "sal"]
     return {
         "rivals": [method for method in methods if method in get_args(WildRival)],
+        "encoders": [method for method in methods if method in get_args(Encoder)],
         "evaluate.methods": methods,
     }
 

@@ -11,7 +11,9 @@ from safetensors.torch import save
 
 from salcli.artifacts.atomic import atomic_path
 from salcli.errors import BadArtifactError, ModelError, UnknownNameError
+from salcli.models.contrastive import ContrastiveClassifier, RotationClassifier
 from salcli.models.network import Classifier, EnergyClassifier, NetworkSpec, OodClassifier
+from salcli.models.step import StepNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +26,9 @@ KINDS: dict[type[Classifier], str] = {
     Classifier: "classifier",
     OodClassifier: "ood-classifier",
     EnergyClassifier: "energy-classifier",
+    ContrastiveClassifier: "contrastive-classifier",
+    RotationClassifier: "rotation-classifier",
+    StepNetwork: "step",
 }
 N = TypeVar("N", bound=Classifier)
 

@@ -150,6 +150,20 @@ def train_id_metrics(seed: int) -> Artifact:
     return Artifact(f"runs/{seed}/train-id.json", f"salcli train-id --seed {seed}")
 
 
+def encoder(name: str, seed: int) -> Artifact:
+    """A network that was trained from scratch on the ID data in a rival's way."""
+    return Artifact(f"runs/{seed}/networks/{name}.safetensors", _train_encoder(name, seed))
+
+
+def encoder_curve(name: str, seed: int) -> Artifact:
+    """Its loss and accuracy, epoch by epoch."""
+    return Artifact(f"runs/{seed}/train-{name}.csv", _train_encoder(name, seed))
+
+
+def _train_encoder(name: str, seed: int) -> str:
+    return f"salcli train-encoder --encoder {name} --seed {seed}"
+
+
 def resume_state(what: str, seed: int, ood: str = "") -> Artifact:
     """The state of an unfinished training run. DVC does not know of it, so it does not delete it."""
     name = "-".join(filter(None, (what, ood, str(seed))))

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from salcli import __version__
-from salcli.cli import data, fingerprints, projects, stages, sweep, theory, views
+from salcli.cli import data, encoders, fingerprints, projects, stages, sweep, theory, views
 from salcli.cli.errors import friendly_errors
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ app.command("train-id", rich_help_panel=PIPELINE)(stages.train_id)
 app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)
 app.command("filter", rich_help_panel=PIPELINE)(stages.filter_)
 app.command("train-ood", rich_help_panel=PIPELINE)(stages.train_ood)
+app.command("train-encoder", rich_help_panel=PIPELINE)(encoders.train_encoder)
 app.command(rich_help_panel=PIPELINE)(stages.evaluate)
 app.command(hidden=True)(fingerprints.fingerprints)
 app.command(rich_help_panel=RESULTS)(views.table)

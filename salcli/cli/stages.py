@@ -258,11 +258,10 @@ def train_ood(
     from salcli.reporting.console import console
     from salcli.reporting.stage_tables import train_ood_table
     from salcli.stages import train_ood as stage
-    from salcli.stages.wild_methods import WILD_METHODS
 
     for name in method or []:
-        if name not in WILD_METHODS:
-            raise unknown_name("method", name, WILD_METHODS)
+        if name not in stage.METHODS:
+            raise unknown_name("method", name, stage.METHODS)
 
     flags = {
         "device": device,

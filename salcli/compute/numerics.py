@@ -14,11 +14,11 @@ from salcli.compute.batch_norm import synchronised
 from salcli.compute.devices import resolve_device
 from salcli.compute.processes import Processes, processes
 from salcli.errors import DeviceError
+from salcli.models.backbone import Backbone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from salcli.models.network import Classifier
     from salcli.params import NumericsParams, Params
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -42,11 +42,12 @@ class Compute:
         """Keeps the small gradients of float16 from vanishing; does nothing in other precisions."""
         return torch.amp.GradScaler(self.device.type, enabled=self.numerics.precision == "float16")
 
-    def place(self, network: Classifier) -> None:
-        """Bring a network to the device, compiled where that is asked for."""
+    def place(self, network: nn.Module) -> None:
+        """Bring a network to the device, its backbone compiled where that is asked for."""
         network.to(self.device)
-        if self.numerics.compile and network.backbone._compiled_call_impl is None:  # once
-            network.backbone.compile()
+        for part in network.modules() if self.numerics.compile else ():
+            if isinstance(part, Backbone) and part._compiled_call_impl is None:  # once
+                part.compile()
 
     def trainee(self, network: nn.Module) -> nn.Module:
         """What to call in training: the network itself, or one that all processes train together."""

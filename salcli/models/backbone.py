@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Backbone(nn.Module):
@@ -14,3 +14,17 @@ class Backbone(nn.Module):
     weights_prefix: str = ""  # stands before our names and not before theirs
     head_names: tuple[str, ...] = ("fc", "linear", "classifier")
     unused_weights: tuple[str, ...] = ()  # beginnings of names that have no counterpart here
+
+    @property
+    def level_widths(self) -> tuple[int, ...]:
+        """Of the features that `levels` gives."""
+        return (self.n_features,)
+
+    def levels(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Features of several depths, each n × its own width; the last are those that the backbone gives."""
+        return (self(images),)
+
+
+def mean_over_pixels(maps: Tensor) -> Tensor:
+    """Maps (n, C, H, W) to features (n × C)."""
+    return maps.mean(dim=(2, 3))

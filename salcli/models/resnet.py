@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn import functional
 
-from salcli.models.backbone import Backbone
+from salcli.models.backbone import Backbone, mean_over_pixels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +35,23 @@ class ResNet(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (n × 512) of normalised images."""
-        maps = functional.relu(self.bn1(self.conv1(images)), inplace=True)
-        maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
+        maps = self.layer4(self.layer3(self.layer2(self.layer1(self._stem(images)))))
         return functional.adaptive_avg_pool2d(maps, 1).flatten(1)
+
+    @property
+    def level_widths(self) -> tuple[int, ...]:
+        """Of the features that `levels` gives."""
+        return 64, 64, 128, 256, self.n_features
+
+    def levels(self, images: Tensor) -> tuple[Tensor, ...]:
+        """After the stem and after each group."""
+        maps = [self._stem(images)]
+        for group in (self.layer1, self.layer2, self.layer3, self.layer4):
+            maps.append(group(maps[-1]))
+        return tuple(mean_over_pixels(some) for some in maps)
+
+    def _stem(self, images: Tensor) -> Tensor:
+        return functional.relu(self.bn1(self.conv1(images)), inplace=True)
 
 
 class BasicBlock(nn.Module):

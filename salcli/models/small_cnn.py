@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from salcli.models.backbone import Backbone
+from salcli.models.backbone import Backbone, mean_over_pixels
 
 
 class SmallCnn(Backbone):
@@ -27,6 +27,17 @@ class SmallCnn(Backbone):
         """Features (n × 64) of normalised images."""
         features: Tensor = self.layers(images)
         return features
+
+    @property
+    def level_widths(self) -> tuple[int, ...]:
+        """Of the features that `levels` gives."""
+        return 32, 64, self.n_features
+
+    def levels(self, images: Tensor) -> tuple[Tensor, ...]:
+        """After each convolution."""
+        first = self.layers[0](images)
+        second = self.layers[1](first)
+        return mean_over_pixels(first), mean_over_pixels(second), self.layers[2:](second)
 
 
 def _block(n_in: int, n_out: int) -> nn.Sequential:

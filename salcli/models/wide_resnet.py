@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn import functional
 
-from salcli.models.backbone import Backbone
+from salcli.models.backbone import Backbone, mean_over_pixels
 from salcli.models.backbone_names import check_wide_resnet_size
 
 if TYPE_CHECKING:
@@ -36,7 +36,21 @@ class WideResNet(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (n × 64w) of normalised images."""
-        maps = self.block3(self.block2(self.block1(self.conv1(images))))
+        return self._pooled(self.block3(self.block2(self.block1(self.conv1(images)))))
+
+    @property
+    def level_widths(self) -> tuple[int, ...]:
+        """Of the features that `levels` gives."""
+        return 16, self.n_features // 4, self.n_features // 2, self.n_features
+
+    def levels(self, images: Tensor) -> tuple[Tensor, ...]:
+        """After the stem, after the first two groups, and the features."""
+        stem = self.conv1(images)
+        first = self.block1(stem)
+        second = self.block2(first)
+        return *(mean_over_pixels(maps) for maps in (stem, first, second)), self._pooled(self.block3(second))
+
+    def _pooled(self, maps: Tensor) -> Tensor:
         activated = functional.relu(self.bn1(maps), inplace=True)
         return functional.adaptive_avg_pool2d(activated, 1).flatten(1)
 

@@ -4,9 +4,11 @@ Work counts the images that go through a network, in M (millions):
 
 - train-id: ID training images × epochs, for each seed;
 - train-ood: twice that (as many candidate outliers as ID images), for each seed and OOD set;
+- train-encoder: two views of the ID training images × epochs for KNN+, eight for CSI; then one and four for the heads;
+- STEP: two views of the ID training and wild images × epochs, for each seed and OOD set;
 - one pass over training, calibration and wild images for the gradients, two (h_w, g_θ) over every test image.
 
-GPU memory is that of the larger training step, train-ood's:
+GPU memory is that of the largest training step, train-encoder's, STEP's or else train-ood's:
 
     0.5 GB + weights × 12 bytes + activations of an image × images in a step × 4 bytes
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GIGA = 10**9
+ENCODER_VIEWS = {"knn-plus": (2, 1), "csi": (8, 4)}  # of an image in a step: for the features, for the heads
 CUDA_BYTES = 0.5 * GIGA
 
 
@@ -52,7 +55,10 @@ def estimated_gigabytes(params: Mapping[str, Any]) -> float:
     if name not in NETWORKS:
         raise unknown_name("network of a preset", name, NETWORKS)
     network = NETWORKS[name]
-    n_images: int = max(params["train_id"]["batch_size"], 2 * params["train_ood"]["batch_size"])
+    of_encoders = [ENCODER_VIEWS[name][0] * params["train_encoder"][name]["batch_size"] for name in params["encoders"]]
+    of_step = [2 * params["train_rival"]["step"]["batch_size"]] if "step" in params["rivals"] else []
+    of_train = params["train_id"]["batch_size"], 2 * params["train_ood"]["batch_size"]
+    n_images: int = max(*of_train, *of_encoders, *of_step)
     return (CUDA_BYTES + 12 * network.n_weights + 4 * network.n_activations * n_images) / GIGA
 
 
@@ -63,11 +69,17 @@ def estimated_images(params: Mapping[str, Any]) -> int:
     n_train = shares["train"] * n_id
     train_id = n_train * params["train_id"]["epochs"]
     one_seed: float = train_id + (shares["train"] + shares["calibration"]) * n_id
+    for name in params["encoders"]:
+        own, (n_views, n_head_views) = params["train_encoder"][name], ENCODER_VIEWS[name]
+        one_seed += n_train * (n_views * own["epochs"] + n_head_views * own["head"]["epochs"])
     for ood in data["ood"]:
         n_pool, n_ood_test = _ood_sizes(ood, data["ood_wild_share"])
         n_unseen = sum(_unseen_size(name) for name in data["test_ood"] if name != ood)
         train_ood = 2 * n_train * params["train_ood"]["epochs"]
-        one_seed += train_ood + _wild_size(shares["wild"] * n_id, n_pool, data["pi"])
+        n_wild = _wild_size(shares["wild"] * n_id, n_pool, data["pi"])
+        one_seed += train_ood + n_wild
+        if "step" in params["rivals"]:
+            one_seed += 2 * (n_train + n_wild) * params["train_rival"]["step"]["epochs"]
         one_seed += 2 * (n_id_test + n_ood_test + n_unseen)
     return round(one_seed * len(params["seeds"]))
 

@@ -12,7 +12,7 @@ from salcli.errors import MissingArtifactError
 from salcli.paper.figures import OF_ALL_SETS, settings
 from salcli.presets import presets
 from salcli.reporting.paper_match import METRICS, NO_SINGLE_SET, matching_settings, our_method, paper_names
-from salcli.reporting.results import AVERAGE
+from salcli.reporting.results import AVERAGE, SHORT
 
 if TYPE_CHECKING:
     from salcli.paper import Figure, Setting
@@ -41,6 +41,7 @@ class ComparedRow:
     test: str
     method: str
     n_seeds: int
+    has_short_schedule: bool  # ours was trained for fewer epochs than its authors train
     cells: dict[str, Cell]  # by our metrics' names; without ID accuracy, where that is of no single set
 
 
@@ -110,7 +111,7 @@ def _row(test: str, ours: pd.DataFrame, figures: list[Figure], *, is_sum: bool) 
     }
     if not is_sum and "id_accuracy" not in paper:
         del cells["id_accuracy"]  # the paper has one for all sets: it stands in the sum
-    return ComparedRow(test, figures[0].method, len(ours), cells)
+    return ComparedRow(test, figures[0].method, len(ours), bool(ours[SHORT].any()), cells)
 
 
 def _of_pair(runs: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
@@ -126,6 +127,7 @@ def _averages(runs: pd.DataFrame, pairs: list[tuple[str, str]], *, is_complete: 
     parts = pd.concat([_of_pair(runs, pair) for pair in pairs])
     grouped = parts.groupby(["method", "seed"], sort=False)[list(METRICS.values())]
     averages = grouped.mean()[grouped.size() == len(pairs)].reset_index()
+    averages[SHORT] = averages["method"].isin(runs["method"][runs[SHORT]])
     if not is_complete:
         averages[["fpr95", "auroc"]] = math.nan
     return averages

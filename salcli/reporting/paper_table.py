@@ -13,6 +13,7 @@ from rich.table import Table
 from salcli.metrics_convention import FPR95_CONVENTION
 from salcli.reporting.paper_comparison import Cell
 from salcli.reporting.results import LOWER_IS_BETTER
+from salcli.reporting.results_table import SHORT_SCHEDULE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,7 @@ def rich_table(comparison: Comparison) -> Table:
         if table.row_count:
             table.add_section()
         for place, row in enumerate(rows):
-            table.add_row("" if place else test, row.method, *_texts(row, coloured=True))
+            table.add_row("" if place else test, _method(row), *_texts(row, coloured=True))
     table.caption = "\n".join(_notes(comparison))
     return table
 
@@ -59,7 +60,7 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
     parts = []
     for comparison in comparisons:
         lines = [HEADER, ["---", "---", *["---:"] * (len(HEADER) - 2)]]
-        lines += [[row.test, row.method, *_texts(row)] for row in comparison.rows]
+        lines += [[row.test, _method(row), *_texts(row)] for row in comparison.rows]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         parts.append("\n".join([f"**{_title(comparison)}**", "", body, "", *_notes(comparison)]))
     return "\n\n".join(parts)
@@ -71,7 +72,8 @@ def latex(comparisons: Sequence[Comparison]) -> str:
     for comparison in comparisons:
         groups = [list(rows) for _, rows in groupby(comparison.rows, key=lambda row: row.test)]
         blocks = [[HEADER]] + [
-            [["" if place else row.test, row.method, *_texts(row)] for place, row in enumerate(rows)] for rows in groups
+            [["" if place else row.test, _method(row), *_texts(row)] for place, row in enumerate(rows)]
+            for rows in groups
         ]
         body = "\n\\midrule\n".join("\n".join(" & ".join(line) + r" \\" for line in block) for block in blocks)
         for symbol, command in LATEX.items():
@@ -91,6 +93,7 @@ def flat(comparisons: Sequence[Comparison]) -> pd.DataFrame:
             "ood": row.test,
             "method": row.method,
             "n_seeds": row.n_seeds,
+            "short_schedule": row.has_short_schedule,
             **{
                 f"{metric}_{what}": value
                 for metric in METRICS
@@ -110,6 +113,10 @@ def _title(comparison: Comparison) -> str:
     setting = comparison.setting
     pi = f", π {setting.pi:g}" if setting.pi is not None else ""
     return f"Ours and the paper's, in %: {setting.id}, {setting.backbone}{pi} ({setting.table})"
+
+
+def _method(row: ComparedRow) -> str:
+    return row.method + (SHORT_SCHEDULE if row.has_short_schedule else "")
 
 
 def _texts(row: ComparedRow, *, coloured: bool = False) -> list[str]:

@@ -30,6 +30,7 @@ METRICS = {
 }
 LOWER_IS_BETTER = {"fpr95"}
 AVERAGE = "average"
+SHORT = "short_schedule"
 SHARED_SAMPLES = {"n_id_train": "ID train", "n_calibration": "ID calibration", "n_wild": "wild", "id_test": "ID test"}
 
 
@@ -43,6 +44,7 @@ class Row:
     mean: dict[str, float]
     std: dict[str, float]  # NaN for a single seed
     best: frozenset[str]
+    has_short_schedule: bool  # of any seed
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,11 @@ class Results:
     def from_evaluations(cls, done: Sequence[Evaluated]) -> Results:
         """What `evaluate` just computed."""
         runs = [
-            _run(_Place.of(result), method, {**asdict(own), "id_accuracy": result.id_accuracy[method]})
+            _run(
+                _Place.of(result),
+                method,
+                {**asdict(own), "id_accuracy": result.id_accuracy[method], SHORT: method in result.short_schedules},
+            )
             for result in done
             for method, own in result.metrics.items()
         ]
@@ -117,10 +123,11 @@ class Results:
         groups = [(ood, self.runs[labels == ood]) for ood in self.ood_sets]
         if len(groups) > 1:
             groups.append((AVERAGE, averages))
-        return [row for ood, runs in groups for row in _rows(ood, runs, list(ranking))]
+        short = frozenset(self.runs["method"][self.runs[SHORT]])
+        return [row for ood, runs in groups for row in _rows(ood, runs, list(ranking), short)]
 
 
-def _rows(ood: str, runs: pd.DataFrame, ranking: list[str]) -> list[Row]:
+def _rows(ood: str, runs: pd.DataFrame, ranking: list[str], short: frozenset[str]) -> list[Row]:
     grouped = runs.groupby("method")[list(METRICS)]
     mean, std, n_seeds = grouped.mean().astype(float), grouped.std().astype(float), grouped.size()
     shown = mean.map(lambda value: float(f"{value:.1f}"))  # what looks equal is equally good
@@ -133,6 +140,7 @@ def _rows(ood: str, runs: pd.DataFrame, ranking: list[str]) -> list[Row]:
             mean={metric: float(mean[metric][method]) for metric in METRICS},
             std={metric: float(std[metric][method]) for metric in METRICS},
             best=frozenset(metric for metric in METRICS if shown.at[method, metric] == best[metric]),
+            has_short_schedule=method in short,
         )
         for method in ranking
         if method in mean.index
@@ -165,7 +173,8 @@ class _Place(NamedTuple):
 
 
 def _run(place: _Place, method: str, figures: dict[str, float]) -> dict[str, Any]:
-    return {**place._asdict(), "method": method, **{name: 100 * float(figures[name]) for name in METRICS}}
+    in_percent = {name: 100 * float(figures[name]) for name in METRICS}
+    return {**place._asdict(), "method": method, **in_percent, SHORT: bool(figures.get(SHORT, False))}
 
 
 def _read_evaluation(path: Path, place: _Place) -> tuple[list[dict[str, Any]], dict[str, int]]:

@@ -24,6 +24,9 @@ LABELS = {
     "energy-oe": "Energy-OE",
     "woods": "WOODS",
     "scone": "SCONE",
+    "step": "STEP",
+    "knn-plus": "KNN+",
+    "csi": "CSI",
     "sal-posthoc": "SAL (post-hoc)",
     "msp": "MSP",
     "odin": "ODIN",
@@ -36,21 +39,32 @@ LABELS = {
     "gradnorm": "GradNorm",
     "vim": "ViM",
 }
+SHORT_SCHEDULE = " (short schedule)"
 FULL_WIDTH = 96  # columns of a terminal that mean ± std needs
+WIDER = 2  # what «(short schedule)», in a line of its own, needs beyond that
 HEADER = ["OOD test set", "method", *METRICS.values()]
+
+
+def label(method: str, *, has_short_schedule: bool = False) -> str:
+    """What a table calls a method."""
+    return LABELS.get(method, method) + (SHORT_SCHEDULE if has_short_schedule else "")
 
 
 def rich_table(results: Results, width: int = FULL_WIDTH) -> Table:
     """For the terminal. In a narrow one the means alone are shown, rather than figures cut in two."""
-    spread = width >= FULL_WIDTH
+    rows = results.rows()
+    spread = width >= FULL_WIDTH + (WIDER if any(row.has_short_schedule for row in rows) else 0)
     table = Table(title="OOD detection, in %", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.title_justify, table.title_style = "left", "bold"
     for place, name in enumerate(HEADER):
         table.add_column(name, justify="right" if place > 1 else "left")
-    for row, is_new_set in _with_breaks(results.rows()):
+    for row, is_new_set in _with_breaks(rows):
         if is_new_set and table.row_count:
             table.add_section()
-        table.add_row(row.ood if is_new_set else "", *_cells(row, "[bold]{}[/bold]", spread=spread))
+        name, *figures = _cells(row, "[bold]{}[/bold]", spread=spread)
+        table.add_row(
+            row.ood if is_new_set else "", name.replace(SHORT_SCHEDULE, f"\n{SHORT_SCHEDULE.strip()}"), *figures
+        )
     table.caption = "\n".join(_notes(results, spread=spread))
     table.caption_justify = "left"
     return table
@@ -85,6 +99,7 @@ def flat(results: Results) -> pd.DataFrame:
             "ood": row.ood,
             "method": row.method,
             "n_seeds": row.n_seeds,
+            "short_schedule": row.has_short_schedule,
             **{f"{metric}_mean": row.mean[metric] for metric in METRICS},
             **{f"{metric}_std": row.std[metric] for metric in METRICS},
         }
@@ -106,7 +121,7 @@ def _cells(row: Row, bold: str, *, spread: bool = True) -> list[str]:
         mean, std = row.mean[metric], row.std[metric]
         text = f"{mean:.1f}" if math.isnan(std) or not spread else f"{mean:.1f} ± {std:.1f}"
         figures.append(bold.format(text) if metric in row.best else text)
-    return [LABELS.get(row.method, row.method), *figures]
+    return [label(row.method, has_short_schedule=row.has_short_schedule), *figures]
 
 
 def _notes(results: Results, *, spread: bool = True) -> list[str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from salcli.stages.extract_grads import ExtractedGradients
     from salcli.stages.prepare import Prepared
+    from salcli.stages.train_encoder import TrainedEncoder
     from salcli.stages.train_id import TrainedClassifier
     from salcli.stages.train_ood import TrainedWithWild
 
@@ -73,11 +74,29 @@ def train_ood_table(done: Sequence[TrainedWithWild]) -> Table:
             result.ood,
             str(result.seed),
             LABELS[result.method],
-            f"{result.n_outliers:,}",
+            "–" if result.n_outliers is None else f"{result.n_outliers:,}",
             str(result.last_epoch.epoch),
             f"{result.last_epoch.loss:.4f}",
             f"{result.last_epoch.accuracy:.2%}",
         )
-    table.caption = "As outliers: candidates of the filter for SAL, all wild samples for its rivals."
+    table.caption = "As outliers: candidates of the filter for SAL, all wild samples for its rivals, none for STEP."
     table.caption_justify = "left"
+    return table
+
+
+def train_encoder_table(done: Sequence[TrainedEncoder]) -> Table:
+    """The last epochs of each encoder."""
+    table = plain_table(
+        "Trained by contrast", "seed", "method", "epochs", "last loss", "head epochs", "last loss", "test accuracy"
+    )
+    for result in done:
+        table.add_row(
+            str(result.seed),
+            LABELS[result.encoder],
+            str(result.last_epoch.epoch),
+            f"{result.last_epoch.loss:.4f}",
+            str(result.last_head_epoch.epoch),
+            f"{result.last_head_epoch.loss:.4f}",
+            f"{result.test_accuracy:.2%}",
+        )
     return table

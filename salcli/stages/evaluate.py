@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SCORES_KIND = "test-scores"
 N_BINS = 60
+SHORT_SCHEDULE = "short_schedule"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Evaluated:
     seed: int
     metrics: dict[str, OodMetrics]
     id_accuracy: dict[str, float]
+    short_schedules: frozenset[str]  # methods whose network was trained for fewer epochs than by its authors
     n_id_test: int
     n_ood_test: int
     written: list[Path]
@@ -61,6 +63,8 @@ def run(
     else:
         ood_test = ood_test_images(workspace, ood, seed)
     n_images = n_passes(methods) * (len(id_test) + len(ood_test))
+    if "knn-plus" in methods:  # has features of its own to look for neighbours among
+        n_images += len(id_images(workspace, params.data.id, "train", seed))
     what = f"{ood}, tested on {unseen}" if unseen else ood
     with (
         computing(params) as compute,
@@ -77,6 +81,7 @@ def run(
         seed=seed,
         metrics={method: ood_metrics(own.id, own.ood) for method, own in scores.items()},
         id_accuracy={method: own.id_accuracy for method, own in scores.items()},
+        short_schedules=frozenset(method for method, own in scores.items() if own.has_short_schedule),
         n_id_test=len(id_test),
         n_ood_test=len(ood_test),
         written=written,
@@ -99,9 +104,11 @@ def _write(result: Evaluated, scores: dict[str, TestScores], params: Params) -> 
 
 
 def _summary(result: Evaluated) -> dict[str, Any]:
-    figures = {
+    figures: dict[str, dict[str, Any]] = {
         method: {**asdict(own), "id_accuracy": result.id_accuracy[method]} for method, own in result.metrics.items()
     }
+    for method in result.short_schedules:
+        figures[method][SHORT_SCHEDULE] = True
     return {**figures, "samples": {"id_test": result.n_id_test, "ood_test": result.n_ood_test}}
 
 

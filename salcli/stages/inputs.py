@@ -58,18 +58,19 @@ def classifier_of(workspace: Workspace, seed: int) -> tuple[Classifier, Found]:
     """
     found = workspace.find(layout.classifier(seed))
     network = read_network(found, Classifier)
-    check_made_with(found, str(read_header(found).about.get("split")), _whole_split(workspace, seed))
+    check_made_with(found, str(read_header(found).about.get("split")), whole_split(workspace, seed))
     return network, found
 
 
 def mixture_of(workspace: Workspace, ood: str, seed: int) -> Found:
     """The wild mixture, once it is sure that its ID samples are from the wild part of the split that is here now."""
     found = workspace.find(layout.wild_mixture(ood, seed))
-    check_made_with(found, read_split_of_mixture(found), _whole_split(workspace, seed))
+    check_made_with(found, read_split_of_mixture(found), whole_split(workspace, seed))
     return found
 
 
-def _whole_split(workspace: Workspace, seed: int) -> Found:
+def whole_split(workspace: Workspace, seed: int) -> Found:
+    """The split that is here now."""
     found = workspace.find(layout.id_split(seed))
     read_id_split(found)  # a damaged one would only look like another one
     return found

@@ -14,7 +14,7 @@ import torch
 
 from salcli.errors import ParamsError
 from salcli.rivals.activation_scores import ash, fitted_dice, fitted_react
-from salcli.rivals.feature_scores import TiedGaussians, VirtualLogits, fitted_knn, vim_rule
+from salcli.rivals.feature_scores import TiedGaussians, VirtualLogits, fitted_knn, knn, vim_rule
 from salcli.rivals.head import Head
 from salcli.rivals.logit_scores import energy, gradnorm, msp
 
@@ -59,12 +59,21 @@ class IdKnowledge:
 
 def _knn(of: IdKnowledge) -> Score:
     k, n = of.params.knn_k, len(of.known[1]) - of.of_known_samples
-    if k > n:
-        other = "other " if of.of_known_samples else ""
-        raise ParamsError(f"evaluate.knn_k is {k}, but there are only {n} {other}ID training samples")
+    _check_neighbours(k, n, "other " if of.of_known_samples else "")
     # a known sample's nearest neighbour is itself, so the k-th other one comes one place later
     score = fitted_knn(*of.known, k + of.of_known_samples)
     return lambda features, _: score(features)
+
+
+def knn_score(features: Tensor, id_features: Tensor, id_labels: Tensor, k: int) -> Tensor:
+    """KNN among the features of another network than the ID classifier."""
+    _check_neighbours(k, len(id_labels))
+    return knn(features, id_features, id_labels, k)
+
+
+def _check_neighbours(k: int, n: int, other: str = "") -> None:
+    if k > n:
+        raise ParamsError(f"evaluate.knn_k is {k}, but there are only {n} {other}ID training samples")
 
 
 def _mahalanobis(of: IdKnowledge) -> Score:

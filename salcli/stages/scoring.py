@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,16 @@ from salcli.artifacts.checkpoint import read_header, read_network
 from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.gradients import GradientFile
 from salcli.inference import in_batches
+from salcli.models.contrastive import ENCODERS, RotationClassifier
 from salcli.models.network import Classifier, EnergyClassifier, OodClassifier
+from salcli.models.step import StepNetwork
 from salcli.progress import Silent
 from salcli.rivals.logit_scores import energy, msp
 from salcli.sal.gradients import Factors, last_layer_residual
-from salcli.stages.inputs import LabeledImages, classifier_of, mixture_of
+from salcli.stages.encoder_schedules import is_short, is_short_step
+from salcli.stages.inputs import LabeledImages, classifier_of, id_images, mixture_of, whole_split
 from salcli.stages.odin_pass import odin_scores
-from salcli.stages.rival_scores import RIVALS, IdKnowledge
+from salcli.stages.rival_scores import RIVALS, IdKnowledge, knn_score
 from salcli.stages.tau import tau, unknown_labels, unlabeled
 
 if TYPE_CHECKING:
@@ -53,6 +56,7 @@ TRAINED: dict[str, tuple[type[Classifier], Callable[[Classifier, list[Tensor]], 
     "energy-oe": (Classifier, lambda _, outputs: energy(outputs[0])),
     "woods": (EnergyClassifier, _line_in_energy),
     "scone": (EnergyClassifier, _line_in_energy),
+    "step": (StepNetwork, lambda _, outputs: outputs[0].double().amax(1)),
 }
 
 
@@ -63,11 +67,13 @@ class TestScores:
     id: np.ndarray
     ood: np.ndarray
     id_accuracy: float
+    has_short_schedule: bool = False  # trained for fewer epochs than its authors train
 
 
 def n_passes(methods: tuple[str, ...]) -> int:
     """How often all test images go through a network."""
-    return len(set(methods) & set(TRAINED)) + ("odin" in methods) + bool(set(methods) - set(TRAINED))
+    of_their_own = {*TRAINED, *ENCODERS} & set(methods)
+    return len(of_their_own) + ("odin" in methods) + bool(set(methods) - of_their_own)
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,8 @@ class Scoring:
         """Of all methods of params.yaml, in its order."""
         methods = self.params.evaluate.methods
         # first the ID classifier: a damaged one would only look like another one to the OOD classifier's check
-        found = self._of_the_id_classifier() if set(methods) - set(TRAINED) else {}
+        found = self._of_the_id_classifier() if set(methods) - {*TRAINED, *ENCODERS} else {}
+        found |= {method: self._of_an_encoder(method) for method in methods if method in ENCODERS}
         found |= {method: self._of_a_trained_network(method) for method in methods if method in TRAINED}
         return {method: found[method] for method in methods}
 
@@ -104,7 +111,29 @@ class Scoring:
         ):
             check_made_with(found, str(made_with.get(link)), self.workspace.find(place))
         outputs = self._outputs(network, network.forward)
-        return self._split(score_of(network.cpu(), outputs), outputs[0])
+        scores = self._split(score_of(network.cpu(), outputs), outputs[0])
+        return replace(scores, has_short_schedule=method == "step" and is_short_step(made_with["train_rival"]))
+
+    def _of_an_encoder(self, method: str) -> TestScores:
+        """What a network says that was trained from scratch on the ID data, in another way."""
+        found = self.workspace.find(layout.encoder(method, self.seed))
+        network = read_network(found, ENCODERS[method])
+        made_with = read_header(found).about
+        # of another split it may have seen test samples
+        check_made_with(found, str(made_with.get("split")), whole_split(self.workspace, self.seed))
+        if isinstance(network, RotationClassifier):
+            (logits,) = self._outputs(network, network.forward)
+            score = msp(logits)
+        else:
+            features, logits = self._outputs(network, network.features_and_logits)
+            score = self._knn(network, features)
+        return replace(self._split(score, logits), has_short_schedule=is_short(method, made_with["train_encoder"]))
+
+    def _knn(self, network: Classifier, features: Tensor) -> Tensor:
+        """Among the training data as this network sees them."""
+        training, chosen = id_images(self.workspace, self.params.data.id, "train", self.seed), self.params.evaluate
+        batches = in_batches(network, network.features, training.images, chosen.batch_size, self.compute, self.task)
+        return knn_score(features, torch.cat([batch for (batch,) in batches]), training.labels, chosen.knn_k)
 
     def _of_the_id_classifier(self) -> dict[str, TestScores]:
         """All others. ID and OOD test data are scored together, so that every method is fitted once."""

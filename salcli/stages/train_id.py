@@ -17,14 +17,15 @@ from salcli.artifacts.fingerprint import fingerprint, fingerprint_of_file
 from salcli.artifacts.resume import ResumePoint
 from salcli.compute.augmentation import Augmentation
 from salcli.compute.numerics import computing
-from salcli.errors import ParamsError, WeightsError
+from salcli.errors import WeightsError
 from salcli.inference import accuracy
-from salcli.models.network import Classifier, NetworkSpec
+from salcli.models.network import Classifier
 from salcli.models.weights import load_weights
 from salcli.progress import Silent
 from salcli.seeding import derived_seed
 from salcli.stages.batches import Batches
 from salcli.stages.inputs import id_images
+from salcli.stages.network_spec import network_spec
 from salcli.training import BatchResult, Epoch, Run, reproducible, train
 
 if TYPE_CHECKING:
@@ -33,14 +34,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from salcli.artifacts.layout import Workspace
-    from salcli.compute.image_rows import ImageRows
-    from salcli.params import ModelParams, Params
+    from salcli.params import Params
     from salcli.progress import Progress
-    from salcli.stages.inputs import LabeledImages
     from salcli.training import Batch
 
 EVALUATION_BATCH = 512
-IMAGES_FOR_STATISTICS = 1024  # at a time
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
     made_with = _made_with(workspace, params, seed)
     with computing(params) as compute:
         with reproducible(seed, "train-id") as generator:
-            network = Classifier(_spec(params.model, training))
+            network = Classifier(network_spec(params.model, training))
             if params.train_id.weights:
                 _start_from(workspace.given(params.train_id.weights), network, params.train_id.epochs)
             augment_generator = torch.Generator().manual_seed(derived_seed(seed, "augment"))
@@ -125,35 +123,3 @@ def _objective(network: nn.Module, batch: Batch) -> BatchResult:
     images, labels = batch
     logits = network(images)
     return BatchResult(cross_entropy(logits, labels), (logits.argmax(1) == labels).sum())
-
-
-def _spec(params: ModelParams, training: LabeledImages) -> NetworkSpec:
-    n_channels = training.images.sets[0].shape[1]
-    auto = _channel_statistics(training.images) if "auto" in (params.mean, params.std) else None
-    values = {}
-    for place, name in enumerate(("mean", "std")):
-        given = getattr(params, name)
-        values[name] = given if given != "auto" else auto[place] if auto else ()
-        if len(values[name]) != n_channels:
-            raise ParamsError(
-                f"model.{name} has {len(values[name])} values, but the images have {n_channels} channels; "
-                "give one for each, or auto"
-            )
-    return NetworkSpec(
-        params.backbone, training.n_classes, mean=values["mean"], std=values["std"], drop_rate=params.drop_rate
-    )
-
-
-def _channel_statistics(images: ImageRows) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, on a scale of 0 to 1."""
-    count, total, squares = 0, torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    for start in range(0, len(images), IMAGES_FOR_STATISTICS):
-        block = images.read(slice(start, start + IMAGES_FOR_STATISTICS))
-        pixels = block.transpose(0, 1).flatten(1).double() / 255
-        count += pixels.shape[1]
-        total = total + pixels.sum(dim=1)
-        squares = squares + pixels.square().sum(dim=1)
-    mean = total / count
-    std = ((squares / count - mean.square()) * count / (count - 1)).clamp(min=0).sqrt()
-    std = std.clamp(min=1e-3)  # a channel that never changes carries nothing to scale
-    return tuple(mean.tolist()), tuple(std.tolist())

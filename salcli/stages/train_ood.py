@@ -19,6 +19,7 @@ from salcli.progress import Silent
 from salcli.seeding import derived_seed
 from salcli.stages.batches import Batches, EndlessImages
 from salcli.stages.inputs import classifier_of, id_images, mixture_of, wild_images
+from salcli.stages.train_step import STEP, train_step
 from salcli.stages.wild_methods import WILD_METHODS, Start
 from salcli.training import Epoch, Run, reproducible, train
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from salcli.progress import Progress
 
 SAL = "sal"
+METHODS = (*WILD_METHODS, STEP)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class TrainedWithWild:
     method: str
     ood: str
     seed: int
-    n_outliers: int  # what it took for outliers: candidates, or all wild samples
+    n_outliers: int | None  # what it took for outliers: candidates, or all wild samples; STEP takes none for one
     last_epoch: Epoch
     written: list[Path]
 
@@ -48,6 +50,9 @@ def run(
     workspace: Workspace, params: Params, ood: str, seed: int, progress: Progress | None = None, *, method: str = SAL
 ) -> TrainedWithWild:
     """Train one network."""
+    if method == STEP:  # in two parts of its own, which begin with ID and wild images together
+        last_epoch, written = train_step(workspace, params, ood, seed, progress or Silent())
+        return TrainedWithWild(method, ood, seed, None, last_epoch, written)
     classifier, found = classifier_of(workspace, seed)
     training = id_images(workspace, params.data.id, "train", seed)
     wild = wild_images(workspace, params.data.id, ood, seed)
@@ -94,7 +99,7 @@ def run(
         places = layout.trained_network, layout.training_curve
         written = [workspace.target(place(method, ood, seed)) for place in places]
         if compute.processes.is_main:
-            write_network(written[0], course.network, made_with)
+            write_network(written[0], chosen.network, made_with)
             write_curve(written[1], [asdict(epoch) for epoch in curve])
             keeper.clear()
     return TrainedWithWild(method, ood, seed, n_outliers, curve[-1], written)
