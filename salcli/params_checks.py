@@ -102,6 +102,8 @@ def auto_or_count(value: object) -> object:
 
 def auto_or_number(value: object) -> object:
     """`auto`, or a number."""
-    if value == "auto" or _is_number(value):
+    if value == "auto":
         return value
+    if _is_number(value):
+        return float(value)
     raise ValueError(f"must be auto or a number, got {value!r}")

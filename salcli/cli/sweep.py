@@ -43,9 +43,7 @@ def sweep_pi(
         params,
         assignments,
         {"device": device},
-        reads=(
-            "data.id", "data.ood_wild_share", "numerics", "extract_grads", "filter", "train_ood", "evaluate.batch_size"
-        ),
+        reads=("data.id", "data.ood_wild_share", "numerics", "extract_grads", "filter", "train_ood", "evaluate"),
         ood=ood,
         seed=seed,
         scratch=scratch,

@@ -205,7 +205,7 @@ def _made_with(params: Params, inputs: dict[str, str], code: str) -> dict[str, A
         "extract_grads": params.extract_grads.model_dump(mode="json"),
         "filter": params.filter.model_dump(mode="json"),
         "train_ood": params.train_ood.model_dump(mode="json"),
-        "evaluate": {"batch_size": params.evaluate.batch_size},
+        "evaluate": params.evaluate.model_dump(mode="json", exclude={"methods"}),  # numbers of the filter's scores
         "code": code,
         "torch": torch.__version__,
     }
