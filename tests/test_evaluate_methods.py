@@ -19,6 +19,7 @@ from salcli.artifacts import layout
 from salcli.artifacts.gradients import KIND, GradientFile
 from salcli.artifacts.hdf5 import read_arrays, reading, write_arrays
 from salcli.errors import SalError
+from salcli.models.contrastive import ENCODERS
 from salcli.models.network import Classifier
 from salcli.params import Params, load_params
 from salcli.progress import Silent
@@ -74,7 +75,7 @@ def all_images(workspace: Workspace, params: Params) -> Tensor:
 
 
 def test_every_method_is_scored_by_someone() -> None:
-    assert set(get_args(params_module.Method)) == {*RIVALS, *TRAINED, "sal-posthoc", "odin"}
+    assert set(get_args(params_module.Method)) == {*RIVALS, *TRAINED, *ENCODERS, "sal-posthoc", "odin"}
 
 
 @pytest.mark.parametrize("method", sorted({*RIVALS, "sal-posthoc", "odin"} - {"ash"}))

@@ -38,8 +38,8 @@ BACKBONES = (
 )
 LABELED = ", ".join(sorted(labeled_sets()))
 METHODS = (
-    "'sal', 'oe', 'energy-oe', 'woods', 'scone', 'sal-posthoc', 'msp', 'odin', 'mahalanobis', 'energy', 'knn', "
-    "'react', 'dice', 'ash', 'gradnorm' or 'vim'"
+    "'sal', 'oe', 'energy-oe', 'woods', 'scone', 'knn-plus', 'csi', 'sal-posthoc', 'msp', 'odin', 'mahalanobis', "
+    "'energy', 'knn', 'react', 'dice', 'ash', 'gradnorm' or 'vim'"
 )
 
 
@@ -122,12 +122,16 @@ def test_all_methods_are_those_that_there_is_a_network_for() -> None:
     of_classifier = set(get_args(module.PosthocMethod))
     assert set(load_params(FILE, {"rivals": []})[0].evaluate.methods) == {"sal", *of_classifier}
     assert set(load_params(FILE, {"rivals": ["scone"]})[0].evaluate.methods) == {"sal", "scone", *of_classifier}
+    both = {"rivals": ["oe"], "encoders": ["csi"]}
+    assert set(load_params(FILE, both)[0].evaluate.methods) == {"sal", "oe", "csi", *of_classifier}
 
 
 def test_a_method_that_nothing_is_trained_for_is_named() -> None:
     found = complaints({"rivals": ["oe"], "evaluate.methods": ["sal", "woods", "oe", "scone"]})
     message = "methods names woods, scone, which needs training with the wild data; name it in rivals, too"
     assert found == {"evaluate": message}
+    message = "methods names csi, which needs training from scratch; name it in encoders, too"
+    assert complaints({"encoders": ["knn-plus"], "evaluate.methods": ["csi", "knn-plus"]}) == {"evaluate": message}
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ def evaluate(
         params,
         assignments,
         flags,
-        reads=("data.id", "numerics", "filter", "rivals", "evaluate"),
+        reads=("data.id", "numerics", "filter", "rivals", "encoders", "evaluate"),
         ood=ood,
         unseen=unseen,
         seed=seed,
