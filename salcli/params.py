@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     PlainValidator,
     ValidationError,
@@ -20,8 +19,11 @@ from pydantic import (
 
 from salcli import params_checks as check
 from salcli.errors import ParamsError, did_you_mean
+from salcli.method_names import Encoder, FilterScore, Method, PosthocMethod, WildRival
 from salcli.models.backbone_names import wide_resnet_size
 from salcli.params_file import lookup, read_yaml, with_overrides
+from salcli.params_rivals import TrainEncoderParams, TrainRivalParams
+from salcli.params_section import Count, NotNegative, Percentile, Positive, Section, SgdParams, Share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,39 +31,10 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-Share = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Percentile = Annotated[float, Field(ge=1, lt=100)]  # from 1 on: a share like 0.9 is a mistake
-PosthocMethod = Literal[
-    "sal-posthoc",
-    "msp",
-    "odin",
-    "mahalanobis",
-    "energy",
-    "knn",
-    "react",
-    "dice",
-    "ash",
-    "gradnorm",
-    "vim",
-]
-Encoder = Literal["knn-plus", "csi"]  # trained from scratch on the ID data
-WildRival = Literal["oe", "energy-oe", "woods", "scone", "step"]  # trained with the wild data, as SAL is
-Method = Literal["sal", WildRival, Encoder, PosthocMethod]
-FilterScore = Literal[
-    "sal", "gradnorm", "msp", "odin", "mahalanobis", "energy", "knn", "react", "dice", "ash", "vim", "auto"
-]
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class IdShares(_Section):
+class IdShares(Section):
     """Shares of the four disjoint parts of the ID data."""
 
     train: Share
@@ -79,7 +52,7 @@ class IdShares(_Section):
         return self
 
 
-class DataParams(_Section):
+class DataParams(Section):
     """What is ID, what is OOD, and how they are mixed."""
 
     root: Annotated[str, Field(min_length=1)]
@@ -94,7 +67,7 @@ class DataParams(_Section):
     ood_wild_share: Share
 
 
-class ModelParams(_Section):
+class ModelParams(Section):
     """The network, and what its input is normalised with (on a scale of 0 to 1; auto: of the training images)."""
 
     backbone: Annotated[str, AfterValidator(check.backbone)]
@@ -109,22 +82,12 @@ class ModelParams(_Section):
         return self
 
 
-class NumericsParams(_Section):
+class NumericsParams(Section):
     """How exactly to compute."""
 
     precision: Literal["float32", "bfloat16", "float16"]
     deterministic: bool
     compile: bool
-
-
-class SgdParams(_Section):
-    """A training run by stochastic gradient descent."""
-
-    epochs: Count
-    batch_size: Annotated[int, Field(ge=2, strict=True)]
-    lr: Positive
-    momentum: Annotated[float, Field(ge=0, lt=1)]
-    weight_decay: NotNegative
 
 
 class TrainParams(SgdParams):
@@ -146,13 +109,13 @@ class TrainIdParams(TrainParams):
         return self
 
 
-class ExtractGradsParams(_Section):
+class ExtractGradsParams(Section):
     """The pass over ID and wild data."""
 
     batch_size: Count
 
 
-class FilterParams(_Section):
+class FilterParams(Section):
     """How candidate outliers are separated from the wild data."""
 
     score: FilterScore
@@ -181,110 +144,7 @@ class TrainOodParams(TrainParams):
     candidate_id: bool
 
 
-class OeParams(_Section):
-    """Outlier Exposure (Hendrycks et al., 2019): wild samples should be predicted as every class alike."""
-
-    loss_weight: Positive
-
-
-class EnergyOeParams(_Section):
-    """Energy-OE (Liu et al., 2020): the energies of ID and wild samples should be beyond these margins."""
-
-    loss_weight: Positive
-    m_in: Annotated[float | Literal["auto"], PlainValidator(check.auto_or_number)]
-    m_out: Annotated[float | Literal["auto"], PlainValidator(check.auto_or_number)]
-
-
-class WoodsParams(_Section):
-    """WOODS (Katz-Samuels et al., 2022): wild samples should be called OOD, as far as two constraints allow."""
-
-    false_alarms: Share
-    loss_factor: Positive
-    multiplier_lr: Positive
-    penalty_growth: Annotated[float, Field(gt=1, allow_inf_nan=False)]
-    tolerance: NotNegative
-
-
-class SconeParams(WoodsParams):
-    """SCONE (Bai et al., 2023): WOODS with a margin on the energy of wild samples."""
-
-    margin: Number
-
-
-class StructureParams(_Section):
-    """STEP's projection, and the neighbours that it keeps."""
-
-    neighbours: Annotated[int, Field(ge=2, strict=True)]
-    ridge: Positive
-    steps: Count
-    batch_size: Count
-    lr: Positive
-    weight_decay: NotNegative
-    margin: Positive
-
-
-class StepParams(SgdParams):
-    """STEP (Zhou et al., 2021): SimCLR by Adam, whose β₁ is the momentum; then a linear projection."""
-
-    temperature: Positive
-    projection: Count
-    smallest_crop: Annotated[float, Field(gt=0, le=1)]
-    structure: StructureParams
-
-
-class TrainRivalParams(_Section):
-    """The numbers of each rival that is trained with the wild data. All but STEP have the schedule of train_ood."""
-
-    oe: OeParams
-    energy_oe: Annotated[EnergyOeParams, Field(alias="energy-oe")]
-    woods: WoodsParams
-    scone: SconeParams
-    step: StepParams
-
-    def of(self, rival: str) -> _Section:
-        """One rival's."""
-        section = getattr(self, rival.replace("-", "_"))
-        assert isinstance(section, _Section)
-        return section
-
-
-class HeadParams(SgdParams):
-    """Linear heads on the features of a frozen encoder; at 60, 75 and 90 % of the epochs, lr is multiplied."""
-
-    lr_drop: Annotated[float, Field(gt=0, le=1)]
-
-
-class EncoderParams(SgdParams):
-    """An encoder that is trained by contrast; the learning rate goes up in a line, then down in a cosine."""
-
-    warmup_epochs: Annotated[int, Field(ge=0, strict=True)]
-    warmup_lr: Positive
-    temperature: Positive
-    projection: Count
-    smallest_crop: Annotated[float, Field(gt=0, le=1)]
-    head: HeadParams
-
-    @model_validator(mode="after")
-    def _has_time_to_warm_up(self) -> Self:
-        if self.warmup_epochs >= self.epochs:
-            raise ValueError(f"warmup_epochs is {self.warmup_epochs}, but must be less than epochs, {self.epochs}")
-        return self
-
-
-class TrainEncoderParams(_Section):
-    """The numbers of each rival that is trained from scratch on the ID data."""
-
-    knn_plus: Annotated[EncoderParams, Field(alias="knn-plus")]
-    csi: EncoderParams
-
-    def of(self, encoder: str) -> EncoderParams:
-        """One rival's."""
-        section = getattr(self, encoder.replace("-", "_"))
-        assert isinstance(section, EncoderParams)
-        return section
-
-
-class EvaluateParams(_Section):
+class EvaluateParams(Section):
     """Which methods are compared."""
 
     methods: Annotated[tuple[Method, ...], Field(strict=False), AfterValidator(check.some_each_once)]
@@ -311,7 +171,7 @@ def _only_trained(evaluate: EvaluateParams, info: ValidationInfo) -> EvaluatePar
     return evaluate
 
 
-class Params(_Section):
+class Params(Section):
     """All of params.yaml."""
 
     seeds: Annotated[

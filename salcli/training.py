@@ -18,7 +18,7 @@ from salcli.seeding import derived_seed
 
 if TYPE_CHECKING:
     from salcli.compute.numerics import Compute
-    from salcli.params import SgdParams
+    from salcli.params_section import SgdParams
     from salcli.progress import Task
 
 STEPS_BETWEEN_FIGURES = 10  # reading the loss makes a GPU wait

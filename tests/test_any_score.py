@@ -44,7 +44,7 @@ def filtered(workspace: Workspace, score: str, notes: Notes | None = None, **ove
 
 def test_every_score_that_params_know_can_separate() -> None:
     assert set(get_args(params_module.FilterScore)) == {*SEPARATORS, "auto"}
-    assert set(get_args(params_module.Method)) - {"sal-posthoc"} == set(SEPARATORS)
+    assert {*get_args(params_module.PosthocMethod), "sal"} - {"sal-posthoc"} == set(SEPARATORS)
 
 
 # --- the slow truth, from the network and the images
@@ -282,7 +282,7 @@ def test_only_what_a_score_needs_is_read(workspace: Workspace, score: str, reads
 @pytest.mark.parametrize("score", ["energy", "knn"])
 def test_training_and_theory_go_on_from_any_score(workspace: Workspace, quick_params: Params, score: str) -> None:
     found = filtered(workspace, score).candidates
-    assert train_ood.run(workspace, quick_params, OOD, SEED).n_candidates == len(found.index)
+    assert train_ood.run(workspace, quick_params, OOD, SEED).n_outliers == len(found.index)
     checked = theory.run(workspace, quick_params, OOD, SEED)
     assert checked.candidates.score_name == score
     assert checked.estimated is not None

@@ -13,10 +13,22 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Lower layers know nothing of higher ones. A module's layer is that of its folder or file.
 LAYERS = [
-    {"errors", "seeding", "progress", "metrics_convention", "params_file", "ranks", "source"},
+    {"errors", "seeding", "progress", "metrics_convention", "method_names", "params_file", "ranks", "source"},
     {"sal", "rivals", "metrics"},
     {"data", "models"},
-    {"fetching", "compute", "artifacts", "training", "inference", "params", "params_checks", "presets", "paper"},
+    {
+        "fetching",
+        "compute",
+        "artifacts",
+        "training",
+        "inference",
+        "params",
+        "params_checks",
+        "params_rivals",
+        "params_section",
+        "presets",
+        "paper",
+    },
     {"stages", "project"},
     {"reporting"},
     {"cli"},

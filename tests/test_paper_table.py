@@ -377,10 +377,8 @@ def test_params_that_the_paper_knows_nothing_of_are_an_error_of_two(tmp_path: Pa
     write_params(tmp_path, {})
     result = salcli("table", "--paper", "--params", str(tmp_path / "params.yaml"))
     assert result.exit_code == 2
-    assert (
-        "looked for: digits-0-7, small-cnn, π 0.1, OOD digits-8-9, photo-patches; SAL, SAL (post-hoc), MSP"
-        in result.stderr
-    )
+    sets = "looked for: digits-0-7, small-cnn, π 0.1, OOD digits-8-9, photo-patches; "
+    assert sets + "SAL, OE, Energy-OE, WOODS, SAL (post-hoc), MSP" in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--all", "--scratch"])

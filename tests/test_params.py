@@ -38,8 +38,8 @@ BACKBONES = (
 )
 LABELED = ", ".join(sorted(labeled_sets()))
 METHODS = (
-    "'sal', 'oe', 'energy-oe', 'woods', 'scone', 'knn-plus', 'csi', 'sal-posthoc', 'msp', 'odin', 'mahalanobis', "
-    "'energy', 'knn', 'react', 'dice', 'ash', 'gradnorm' or 'vim'"
+    "'sal', 'oe', 'energy-oe', 'woods', 'scone', 'step', 'knn-plus', 'csi', 'sal-posthoc', 'msp', 'odin', "
+    "'mahalanobis', 'energy', 'knn', 'react', 'dice', 'ash', 'gradnorm' or 'vim'"
 )
 
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 from conftest import REPOSITORY
@@ -15,11 +15,11 @@ from fake_data import lay_out
 from test_cli import salcli
 
 from salcli.artifacts.layout import Workspace
-from salcli.params import Params, load_params
+from salcli.params import Encoder, Params, WildRival, load_params
 from salcli.presets import preset, presets
 from salcli.project import create
 from salcli.reporting.results import METRICS, Results, asked_for
-from salcli.stages import evaluate, extract_grads, prepare, train_id, train_ood
+from salcli.stages import evaluate, extract_grads, prepare, train_encoder, train_id, train_ood
 from salcli.stages import filter as filter_stage
 
 if TYPE_CHECKING:
@@ -35,6 +35,19 @@ SHRUNK = {
     "filter.threshold_quantile": 0.5,  # an untrained network separates nothing; something has to be left
     "evaluate.knn_k": 5,
 }
+# Presets whose rivals are trained, too: between them they have all of them. It takes as long as all others together.
+WITH_RIVALS = {
+    "cifar10": {
+        f"train_encoder.{name}.{key}": value
+        for name in ("knn-plus", "csi")
+        for key, value in {"epochs": 1, "warmup_epochs": 0, "batch_size": 32, "head.epochs": 1}.items()
+    },
+    "weakly-supervised": {
+        "train_rival.step.epochs": 1,
+        "train_rival.step.batch_size": 32,
+        "train_rival.step.structure.steps": 3,
+    },
+}
 SMALL_PICTURES = {"data.image_size": 8}
 N_PER_CLASS = 14  # a twentieth of them, for calibration, is one
 
@@ -45,6 +58,12 @@ def shrunk(root: Path, name: str) -> Params:
     data = chosen.params["data"]
     lay_out(root / data["root"], [data["id"], *data["ood"], *data["test_ood"]], N_PER_CLASS)
     values = {**SHRUNK, "data.ood": data["ood"][:2], "data.test_ood": data["test_ood"][:2]}
+    if name in WITH_RIVALS:
+        values |= WITH_RIVALS[name]
+    else:
+        trained = {*get_args(WildRival), *get_args(Encoder)}
+        methods = [method for method in chosen.params["evaluate"]["methods"] if method not in trained]
+        values |= {"rivals": [], "encoders": [], "evaluate.methods": methods}
     if data["image_size"] > 8:
         values |= SMALL_PICTURES
     create(root, chosen, values, dvc=False, force=True)
@@ -61,11 +80,14 @@ def run_everything(workspace: Workspace, params: Params) -> None:
     prepare.prepare_split(workspace, data, seed)
     train_id.run(workspace, params, seed)
     extract_grads.run_id(workspace, params, seed)
+    for encoder in params.encoders:
+        train_encoder.run(workspace, params, encoder, seed)
     for ood in data.ood:
         prepare.prepare_wild(workspace, data, ood, seed)
         extract_grads.run_wild(workspace, params, ood, seed)
         filter_stage.run(workspace, params, ood, seed)
-        train_ood.run(workspace, params, ood, seed)
+        for method in ("sal", *params.rivals):
+            train_ood.run(workspace, params, ood, seed, method=method)
         for unseen in (None, *data.test_ood):
             evaluate.run(workspace, params, ood, seed, unseen=unseen)
 

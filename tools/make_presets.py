@@ -15,8 +15,8 @@ from typing import Any, get_args
 REPOSITORY = Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from salcli.method_names import Encoder, WildRival  # noqa: E402
 from salcli.paper import figures  # noqa: E402
-from salcli.params import Encoder, WildRival  # noqa: E402
 from salcli.params_file import edited  # noqa: E402
 from salcli.reporting.results_table import LABELS  # noqa: E402
 

@@ -23,7 +23,7 @@ def train_encoder(
     """Train KNN+ or CSI on labeled ID data, by contrast."""
     from salcli.cli.session import Session
     from salcli.errors import UsageMistakeError, unknown_name
-    from salcli.params import Encoder
+    from salcli.method_names import Encoder
     from salcli.reporting.console import console
     from salcli.reporting.stage_tables import train_encoder_table
     from salcli.stages import train_encoder as stage

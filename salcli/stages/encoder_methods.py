@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from salcli.compute.distortions import Distortions
     from salcli.models.network import Classifier
-    from salcli.params import EncoderParams, SgdParams
+    from salcli.params_rivals import EncoderParams
+    from salcli.params_section import SgdParams
 
 SUPCON_TEMPERATURE = 0.07  # the temperature that SupCon's authors scale the loss of all others to
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from salcli.artifacts.layout import Workspace
     from salcli.compute.numerics import Compute
     from salcli.models.network import Classifier
-    from salcli.params import EncoderParams, Params
+    from salcli.params import Params
+    from salcli.params_rivals import EncoderParams
     from salcli.progress import Progress
     from salcli.stages.encoder_methods import EncoderMethod
     from salcli.stages.inputs import LabeledImages

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
     from salcli.artifacts.layout import Workspace
     from salcli.compute.numerics import Compute
-    from salcli.params import Params, SgdParams, StepParams
+    from salcli.params import Params
+    from salcli.params_rivals import StepParams
+    from salcli.params_section import SgdParams
     from salcli.progress import Progress
 
 STEP = "step"
