@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
-from pytorch_ood.detector import DICE, ReAct
 from torch import Tensor
 
 from salcli.rivals.head import Head
@@ -17,6 +16,8 @@ def fitted_react(
     head: Head, id_features: Float[Tensor, "m d"], id_labels: Int[Tensor, " m"], percentile: float
 ) -> Callable[[Tensor], Tensor]:
     """Energy of features clipped at a percentile of all ID training activations (Sun et al., 2021)."""
+    from pytorch_ood.detector import ReAct
+
     detector = ReAct(None, head.logits, percentile=percentile / 100).fit_feature_maps(id_features, id_labels)
     return lambda features: -detector.predict_feature_maps(features)
 
@@ -36,6 +37,8 @@ def fitted_dice(
     head: Head, id_features: Float[Tensor, "m d"], id_labels: Int[Tensor, " m"], percentile: float
 ) -> Callable[[Tensor], Tensor]:
     """Energy with the weights alone whose mean contribution on ID data is above a percentile (Sun and Li, 2022)."""
+    from pytorch_ood.detector import DICE
+
     detector = DICE(None, head.weight, head.bias, percentile / 100).fit_features(id_features, id_labels)
     # its own prediction multiplies every feature with every class: n·K·D numbers
     sparse = Head(detector.masked_w.double(), head.bias)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from pytorch_ood.detector import KNN, ViM
 from torch import Tensor
 
 from salcli.rivals.head import Head
@@ -29,6 +29,8 @@ def fitted_knn(
 
     Exact, and in bounded memory: a chunk of queries at a time, within which scikit-learn goes block by block.
     """
+    from pytorch_ood.detector import KNN
+
     detector = KNN(None, k=k).fit_features(id_features, id_labels)
 
     def score(features: Tensor) -> Tensor:
@@ -97,7 +99,7 @@ class VirtualLogits:
     the scale would be undefined: the principal space then has one dimension less than they span.
     """
 
-    detector: ViM
+    detector: Any  # pytorch_ood.detector.ViM
     dim: int
     rank: int
 
@@ -111,6 +113,8 @@ class VirtualLogits:
         spread = torch.linalg.eigvalsh(shifted.T @ shifted / len(shifted))
         rank = int((spread > FLOAT32_ROUNDING * spread.max()).sum())
         dim = max(0, min(dim, rank - 1))
+        from pytorch_ood.detector import ViM
+
         detector = ViM(None, dim, head.weight, head.bias).fit_features(id_features, id_labels)
         if rank == 0:  # all training features are the origin: no scale, so the energy alone
             detector.alpha = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxtyping import Float
-from pytorch_ood.detector import EnergyBased, MaxSoftmax
 from torch import Tensor
 
 from salcli.sal.scores import uniform_gradient_norm
@@ -11,12 +10,16 @@ from salcli.sal.scores import uniform_gradient_norm
 
 def msp(logits: Float[Tensor, "n k"], temperature: float = 1.0) -> Float[Tensor, " n"]:
     """The largest softmax probability (Hendrycks and Gimpel, 2017), of logits divided by the temperature."""
+    from pytorch_ood.detector import MaxSoftmax
+
     score: Tensor = -MaxSoftmax.score(logits.double() / temperature)
     return score
 
 
 def energy(logits: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
     """logsumexp of the logits, temperature 1 (Liu et al., 2020)."""
+    from pytorch_ood.detector import EnergyBased
+
     score: Tensor = -EnergyBased.score(logits.double(), t=1.0)
     return score
 

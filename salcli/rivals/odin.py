@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
-from pytorch_ood.detector.odin import odin_preprocessing
 from torch import Tensor
 
 
@@ -22,6 +21,7 @@ def odin_logits(
     The input is normalised, and the sign of its gradient is divided by the std of each channel. Works inside
     inference mode, which a pass over images runs in.
     """
+    from pytorch_ood.detector.odin import odin_preprocessing
 
     def loss(scaled_logits: Tensor, predicted: Int[Tensor, " n"]) -> Tensor:
         # the sign alone counts: the factor keeps gradients from vanishing in low precision
