@@ -114,6 +114,13 @@ RECIPES = {
         "`dvc exp run --queue -S filter.svd=class-conditional,class-agnostic`.",
         {"filter.svd": "class-agnostic"},
     ),
+    "global-reference": Recipe(
+        "one reference gradient, one SVD",
+        "Section 3.1, Equations 4–6",
+        "the equations of the main text as they stand, without Remark 2: filter.reference is global, filter.svd is "
+        "class-agnostic. The paper has no table for it.",
+        {"filter.reference": "global", "filter.svd": "class-agnostic"},
+    ),
     "post-hoc-cifar10": Recipe(
         "the filter score on test data",
         "Table 13, Appendix M",

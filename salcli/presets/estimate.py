@@ -3,10 +3,10 @@
 Work counts the images that go through a network, in M (millions):
 
 - train-id: ID training images × epochs, for each seed;
-- train-ood: twice that (as many candidate outliers as ID images), for each seed and OOD set;
+- train-ood: twice that (as many outliers as ID images), for each seed, OOD set and method, SAL or a rival;
 - train-encoder: two views of the ID training images × epochs for KNN+, eight for CSI; then one and four for the heads;
 - STEP: two views of the ID training and wild images × epochs, for each seed and OOD set;
-- one pass over training, calibration and wild images for the gradients, two (h_w, g_θ) over every test image.
+- one pass over training, calibration and wild images for the gradients, one of each network over every test image.
 
 GPU memory is that of the largest training step, train-encoder's, STEP's or else train-ood's:
 
@@ -77,10 +77,12 @@ def estimated_images(params: Mapping[str, Any]) -> int:
         n_unseen = sum(_unseen_size(name) for name in data["test_ood"] if name != ood)
         train_ood = 2 * n_train * params["train_ood"]["epochs"]
         n_wild = _wild_size(shares["wild"] * n_id, n_pool, data["pi"])
-        one_seed += train_ood + n_wild
+        others = [rival for rival in params["rivals"] if rival != "step"]
+        one_seed += (1 + len(others)) * train_ood + n_wild
         if "step" in params["rivals"]:
             one_seed += 2 * (n_train + n_wild) * params["train_rival"]["step"]["epochs"]
-        one_seed += 2 * (n_id_test + n_ood_test + n_unseen)
+        n_networks = 2 + len(params["rivals"]) + len(params["encoders"])
+        one_seed += n_networks * (n_id_test + n_ood_test + n_unseen)
     return round(one_seed * len(params["seeds"]))
 
 
