@@ -134,6 +134,11 @@ class FilterParams(Section):
                 f"calibration id-svd is about singular vectors, which only score sal has, not {self.score}; "
                 "use holdout or train"
             )
+        if self.calibration == "train" and self.score == "auto":
+            raise ValueError(
+                "score auto needs calibration holdout: on the data that scores are fitted to, the one that fits them "
+                "best would win"
+            )
         return self
 
 
@@ -270,7 +275,8 @@ def _nearest_key(where: list[str]) -> str:
     section: Any = Params
     for part in where[:-1]:
         section = section.model_fields[part.replace("-", "_")].annotation
-    return did_you_mean(where[-1], section.model_fields) or did_you_mean(".".join(where), _dotted_keys(Params))
+    own_keys = [field.alias or name for name, field in section.model_fields.items()]
+    return did_you_mean(where[-1], own_keys) or did_you_mean(".".join(where), _dotted_keys(Params))
 
 
 def _dotted_keys(section: type[BaseModel], prefix: str = "") -> list[str]:

@@ -400,3 +400,19 @@ def test_an_unknown_score_gets_the_nearest_name(workspace: Workspace, monkeypatc
     result = CliRunner().invoke(app, ["filter", "--score", "enrgy"])
     assert isinstance(result.exception, ParamsError) or result.exit_code == 2
     assert "did you mean energy?" in str(result.exception) + result.output
+
+
+# --- auto, where not every score can be had
+
+
+def test_auto_does_without_a_score_that_cannot_be_had_and_says_so(workspace: Workspace) -> None:
+    notes = Notes()
+    found = filtered(workspace, "auto", notes, evaluate__knn_k=100_000)
+    assert found.comparison is not None
+    assert "knn" not in [trial.score for trial in found.comparison.trials]
+    assert any(note.startswith("auto does without knn: evaluate.knn_k is 100000") for note in notes.texts)
+
+
+def test_auto_on_the_data_that_scores_are_fitted_to_is_refused(workspace: Workspace) -> None:
+    with pytest.raises(ParamsError, match="score auto needs calibration holdout"):
+        filtered(workspace, "auto", filter__calibration="train")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rivals import SEEDS, activations, random_matrix
 
-from salcli.rivals.activation_scores import ash, dice, react
+from salcli.rivals.activation_scores import ash, fitted_dice, fitted_react
 from salcli.rivals.feature_scores import TiedGaussians, VirtualLogits, vim_rule
 from salcli.rivals.head import Head
 from salcli.rivals.logit_scores import energy
@@ -38,7 +38,7 @@ def test_react_is_the_energy_of_features_cut_at_the_percentile(seed: int, percen
     head, features, known = random_head(seed), activations(seed + 2, 5), activations(seed + 3, 40)
     limit = np.percentile(known.numpy().astype(float), percentile)
     cut = np.minimum(features.numpy(), limit)
-    found = react(features, head, known, torch.zeros(40, dtype=torch.int64), percentile)
+    found = fitted_react(head, known, torch.zeros(40, dtype=torch.int64), percentile)(features)
     assert found.tolist() == pytest.approx(slow_energy(cut, head.weight.numpy(), head.bias.numpy()), abs=1e-5)
 
 
@@ -52,7 +52,7 @@ def test_dice_is_the_energy_of_the_weights_that_contribute_most(seed: int, perce
     if np.abs(contribution - limit).min() < 1e-6:
         return  # the limit is one of the contributions: which side it is on is a matter of rounding
     weight[contribution <= limit] = 0
-    found = dice(features, head, known, torch.zeros(40, dtype=torch.int64), percentile)
+    found = fitted_dice(head, known, torch.zeros(40, dtype=torch.int64), percentile)(features)
     assert found.tolist() == pytest.approx(slow_energy(features.numpy(), weight, head.bias.numpy()), abs=1e-5)
 
 
@@ -74,8 +74,8 @@ def test_a_sample_without_activations_has_the_energy_of_the_bias() -> None:
     expected = pytest.approx(float(head.bias.logsumexp(0)))
     assert float(ash(nothing, head, 95.0)) == expected
     known = activations(1, 20), torch.zeros(20, dtype=torch.int64)
-    assert float(react(nothing, head, *known, 90.0)) == expected
-    assert float(dice(nothing, head, *known, 90.0)) == expected
+    assert float(fitted_react(head, *known, 90.0)(nothing)) == expected
+    assert float(fitted_dice(head, *known, 90.0)(nothing)) == expected
 
 
 # --- Mahalanobis

@@ -146,6 +146,8 @@ def test_a_method_that_nothing_is_trained_for_is_named() -> None:
         ("fliter", {}, "no such key (did you mean filter?)"),
         ("threshold_quantile", 0.9, "no such key (did you mean filter.threshold_quantile?)"),
         ("zzz", 1, "no such key"),
+        ("train_rival.energy_oe", {}, "no such key (did you mean energy-oe?)"),
+        ("train_encoder.knnplus", {}, "no such key (did you mean knn-plus?)"),
         ("filter.score", "sall", f"must be {FILTER_SCORES}, got 'sall' (did you mean sal?)"),
         ("filter.n_vectors", 0, "must be greater than or equal to 1, got 0"),
         ("filter.n_vectors", 2.0, "must be a valid integer, got 2.0"),

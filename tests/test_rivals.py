@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from salcli.rivals.activation_scores import ash, dice, react
+from salcli.rivals.activation_scores import ash, fitted_dice, fitted_react
 from salcli.rivals.feature_scores import TiedGaussians, VirtualLogits, knn
 from salcli.rivals.head import Head
 from salcli.rivals.logit_scores import energy, gradnorm, msp
@@ -146,8 +146,8 @@ def test_samples_like_the_training_data_score_higher_with_every_rival() -> None:
         "knn": knn(both, known, labels, 20),
         "mahalanobis": TiedGaussians.fit(known, labels).score(both),
         "vim": VirtualLogits.fit(head, known, labels, 4).score(both),
-        "react": react(both, head, known, labels, 90.0),
-        "dice": dice(both, head, known, labels, 90.0),
+        "react": fitted_react(head, known, labels, 90.0)(both),
+        "dice": fitted_dice(head, known, labels, 90.0)(both),
         "ash": ash(both, head, 50.0),  # at 90 it keeps one of eight, and its exponential prefers the undecided
     }
     for name, score in scores.items():

@@ -152,7 +152,7 @@ def train_id_metrics(seed: int) -> Artifact:
 
 def encoder(name: str, seed: int) -> Artifact:
     """A network that was trained from scratch on the ID data in a rival's way."""
-    return Artifact(f"runs/{seed}/networks/{name}.safetensors", _train_encoder(name, seed))
+    return Artifact(f"runs/{seed}/{NETWORKS}/{name}.safetensors", _train_encoder(name, seed))
 
 
 def encoder_curve(name: str, seed: int) -> Artifact:

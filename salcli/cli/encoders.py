@@ -21,7 +21,7 @@ def train_encoder(
     assignments: Assignments = None,
 ) -> None:
     """Train KNN+ or CSI on labeled ID data, by contrast."""
-    from salcli.cli.session import Session
+    from salcli.cli.session import Session, evaluate_command
     from salcli.errors import UsageMistakeError, unknown_name
     from salcli.method_names import Encoder
     from salcli.reporting.console import console
@@ -53,4 +53,5 @@ def train_encoder(
         for name in wanted
     ]
     console.print(train_encoder_table(done))
-    session.finish([path for result in done for path in result.written], "salcli evaluate", takes=("--seed",))
+    next_command = evaluate_command("encoders", session.params.encoders, wanted)
+    session.finish([path for result in done for path in result.written], next_command, takes=("--seed",))

@@ -116,6 +116,12 @@ class Session:
             _say(f"next: {next_command}{options}", "dim", soft_wrap=True)  # a broken command could not be copied
 
 
+def evaluate_command(key: str, listed: Iterable[str], trained: Iterable[str]) -> str:
+    """What scores the networks that were just trained, also those that params.yaml does not list under `key`."""
+    names = list(dict.fromkeys([*listed, *(name for name in trained if name != "sal")]))
+    return "salcli evaluate" if names == list(listed) else f"salcli evaluate --set '{key}=[{', '.join(names)}]'"
+
+
 def _warn_of_unread(overrides: dict[str, Any], read: set[str]) -> None:
     for key in overrides:
         if not any(key == known or key.startswith(f"{known}.") for known in read | ALWAYS_READ):

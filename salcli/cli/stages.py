@@ -253,7 +253,7 @@ def train_ood(
     ] = None,
 ) -> None:
     """Train with the wild data: SAL's OOD classifier with the candidate outliers, and rivals."""
-    from salcli.cli.session import Session
+    from salcli.cli.session import Session, evaluate_command
     from salcli.errors import unknown_name
     from salcli.reporting.console import console
     from salcli.reporting.stage_tables import train_ood_table
@@ -274,11 +274,11 @@ def train_ood(
         params,
         assignments,
         flags,
-        reads=("data.id", "numerics", "rivals", "train_ood", "train_rival"),
+        reads=("data.id", "numerics", "rivals", "extract_grads.batch_size", "train_ood", "train_rival"),
         ood=ood,
         seed=seed,
         scratch=scratch,
-        parallel=True,
+        parallel=set(method or []) != {"step"},  # which is trained in one process
     )
     methods = tuple(dict.fromkeys(method or [])) or ("sal", *session.params.rivals)
     with session.processes():
@@ -288,7 +288,8 @@ def train_ood(
             for name in methods
         ]
     console.print(train_ood_table(done))
-    session.finish([path for result in done for path in result.written], "salcli evaluate")
+    next_command = evaluate_command("rivals", session.params.rivals, methods)
+    session.finish([path for result in done for path in result.written], next_command)
 
 
 def evaluate(

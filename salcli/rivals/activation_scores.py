@@ -22,17 +22,6 @@ def fitted_react(
     return lambda features: -detector.predict_feature_maps(features)
 
 
-def react(
-    features: Float[Tensor, "n d"],
-    head: Head,
-    id_features: Float[Tensor, "m d"],
-    id_labels: Int[Tensor, " m"],
-    percentile: float,
-) -> Float[Tensor, " n"]:
-    """ReAct, fitted and asked at once."""
-    return fitted_react(head, id_features, id_labels, percentile)(features)
-
-
 def fitted_dice(
     head: Head, id_features: Float[Tensor, "m d"], id_labels: Int[Tensor, " m"], percentile: float
 ) -> Callable[[Tensor], Tensor]:
@@ -43,17 +32,6 @@ def fitted_dice(
     # its own prediction multiplies every feature with every class: n·K·D numbers
     sparse = Head(detector.masked_w.double(), head.bias)
     return lambda features: energy(sparse.logits(features))
-
-
-def dice(
-    features: Float[Tensor, "n d"],
-    head: Head,
-    id_features: Float[Tensor, "m d"],
-    id_labels: Int[Tensor, " m"],
-    percentile: float,
-) -> Float[Tensor, " n"]:
-    """DICE, fitted and asked at once."""
-    return fitted_dice(head, id_features, id_labels, percentile)(features)
 
 
 def ash(features: Float[Tensor, "n d"], head: Head, percentile: float) -> Float[Tensor, " n"]:

@@ -15,7 +15,7 @@ def supervised_contrast(
     Features have unit length. A view that is alone in its class has no pair, and adds nothing to the sum. CSI calls
     the same loss SupNT-Xent, with a class for every pair of class and rotation.
     """
-    similarity = features.float() @ features.float().T / temperature
+    similarity = _products(features) / temperature
     is_itself = torch.eye(len(features), dtype=torch.bool, device=features.device)
     others = similarity.masked_fill(is_itself, -torch.inf)
     log_probability = similarity - others.logsumexp(dim=1, keepdim=True)
@@ -30,6 +30,12 @@ def nearest_is_alike(features: Float[Tensor, "n d"], labels: Int[Tensor, " n"], 
     Views are stacked, so that row i is of image i mod `n_images`.
     """
     image = torch.arange(len(features), device=features.device) % n_images
-    similarity = features.detach().float() @ features.detach().float().T
+    similarity = _products(features.detach())
     nearest = similarity.masked_fill(image[:, None] == image, -torch.inf).argmax(dim=1)
     return labels[nearest] == labels
+
+
+def _products(features: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """Of all pairs, in float32 also where autocast would take less: small temperatures magnify its rounding."""
+    with torch.autocast(features.device.type, enabled=False):
+        return features.float() @ features.float().T

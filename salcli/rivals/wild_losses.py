@@ -116,5 +116,5 @@ class Constraints(NamedTuple):
 
 
 def _together(id_logits: Tensor, labels: Tensor, wild_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """As pytorch-ood takes them: logits of all samples, and labels that are negative for OOD."""
-    return torch.cat([id_logits, wild_logits]), torch.cat([labels, labels.new_full((len(wild_logits),), -1)])
+    """As pytorch-ood takes them: logits of all samples, in float32, and labels that are negative for OOD."""
+    return torch.cat([id_logits, wild_logits]).float(), torch.cat([labels, labels.new_full((len(wild_logits),), -1)])

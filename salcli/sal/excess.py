@@ -49,7 +49,7 @@ def resampled_excess(
         id_counts, wild_counts = (torch.from_numpy(np.bincount(rng.integers(k, size=k), minlength=k)) for k in (n, m))
         drawn = (id_counts[order] * defined).cumsum(dim=1)  # s, n: samples up to each place
         total = drawn[:, -1:]
-        rank = (quantile * total - 1e-9).ceil().clamp(min=1).long()
+        rank = (quantile * total.double() - 1e-9).ceil().clamp(min=1).long()
         threshold = ranked.gather(1, torch.searchsorted(drawn, rank).clamp(max=n - 1))
         id_share = _share_above(ranked, threshold, id_counts[order] * defined, total)
         wild_share = _share_above(wild, threshold, wild_counts.expand(wild.shape), torch.tensor(m))

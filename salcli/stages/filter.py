@@ -20,7 +20,7 @@ from salcli.sal.threshold import SeparationErrors, score_threshold, separation_e
 from salcli.stages.auto_score import Comparison, Diagnosis, compare
 from salcli.stages.diagnosis import known_truth
 from salcli.stages.id_fit import IdFit, id_fit
-from salcli.stages.separators import SEPARATORS, Gradients, Separators, made_with
+from salcli.stages.separators import Gradients, Separators, made_with
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,10 +54,9 @@ def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Pro
     mixture = gradients.wild.wild
     separators = Separators(workspace, params, ood, seed, gradients, progress or Silent())
     quantile, is_auto = params.filter.threshold_quantile, params.filter.score == "auto"
-    tried = SEPARATORS if is_auto else (params.filter.score,)
-    scores = {name: separators.scores(name) for name in tried}
-    trials: list[Trial] = []
     chosen: str = params.filter.score
+    scores = separators.all_scores() if is_auto else {chosen: separators.scores(chosen)}
+    trials: list[Trial] = []
     if is_auto:
         chosen, trials = compare(scores, quantile, ood, seed)
     wild, calibrating = scores[chosen]
@@ -92,7 +91,7 @@ def run(workspace: Workspace, params: Params, ood: str, seed: int, progress: Pro
         written=written,
     )
     if processes().is_main:
-        read = {key: value for name in tried for key, value in made_with(name, params).items()}
+        read = {key: value for name in scores for key, value in made_with(name, params).items()}
         write_candidates(written[0], candidates, {"seed": seed, "filter": params.filter.model_dump(), **read})
         write_text(written[1], json.dumps(_metrics(result), indent=2) + "\n")
     return result

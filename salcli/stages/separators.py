@@ -12,7 +12,7 @@ from salcli.artifacts import layout
 from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.gradients import GradientFile
 from salcli.compute.numerics import computing
-from salcli.errors import BadArtifactError, ThresholdError
+from salcli.errors import BadArtifactError, ParamsError, ThresholdError
 from salcli.progress import Silent
 from salcli.rivals.head import Head
 from salcli.sal.scores import gradnorm_outlier_scores
@@ -79,6 +79,18 @@ class Separators:
     seed: int
     gradients: Gradients
     progress: Progress
+
+    def all_scores(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """By every score that can be had; τ alone has to."""
+        found = {SEPARATORS[0]: self.scores(SEPARATORS[0])}
+        for name in SEPARATORS[1:]:
+            try:
+                found[name] = self.scores(name)
+            except (ThresholdError, ParamsError) as error:
+                with self.progress.task(f"filter, {self.ood}, seed {self.seed}", 1, "scores") as task:
+                    task.note(f"auto does without {name}: {error}")
+                    task.advance(1)
+        return found
 
     def scores(self, name: str) -> tuple[Tensor, Tensor]:
         """Of the wild data, and of the ID data that the threshold is chosen on."""

@@ -69,7 +69,7 @@ def run(
         **_chosen(params, method),
         "numerics": params.numerics.model_dump(),
     }
-    # the same draws for all methods: they see the same ID images in the same order
+    # the same draws for all rivals: they see the same images in the same order
     with computing(params) as compute, reproducible(seed, f"train-ood/{ood}") as generator:
         is_candidate = None if candidates is None else candidates.is_candidate
         chosen = WILD_METHODS[method](Start(classifier, training, wild, is_candidate, params, compute))

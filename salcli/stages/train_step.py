@@ -30,7 +30,7 @@ from salcli.seeding import derived_seed
 from salcli.stages.batches import Batches
 from salcli.stages.inputs import LabeledImages, classifier_of, id_images, mixture_of, wild_images
 from salcli.stages.views import check_views_exist, viewed
-from salcli.training import Batch, BatchResult, Epoch, Run, reproducible, train
+from salcli.training import STEPS_BETWEEN_FIGURES, Batch, BatchResult, Epoch, Run, reproducible, train
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 STEP = "step"
 BATCH_OF_FEATURES = 512
-STEPS_BETWEEN_FIGURES = 10  # reading the loss makes a GPU wait
 ADAM_BETA2 = 0.999
 
 
@@ -73,6 +72,8 @@ def train_step(
         "numerics": params.numerics.model_dump(),
     }
     with computing(params) as compute:
+        if compute.processes.size > 1:
+            raise TrainingError(f"{STEP} compares all views of a batch; train it in one process (--method {STEP})")
         stage = _Stage(params.train_rival.step, training, _together(training, wild), compute, progress)
         where = f"{ood}, seed {seed}"
         point = workspace.target(layout.resume_state(f"train-{STEP}", seed, ood))
@@ -142,7 +143,14 @@ class _Stage:
             batches = in_batches(network, network.features, images, BATCH_OF_FEATURES, self.compute, task)
             features = torch.cat([part for (part,) in batches])
         known = features[: len(self.training)]
-        graph = NeighbourGraph.of(features.double() @ whitening(known, own.ridge).T, own.neighbours - 1)
+        try:
+            to_white = whitening(known, own.ridge)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            raise TrainingError(
+                "the variances of the features have no inverse; raise train_rival.step.structure.ridge "
+                f"(it is {own.ridge:g})"
+            ) from None
+        graph = NeighbourGraph.of(features.double() @ to_white.T, own.neighbours - 1)
         schedule = ProjectionSchedule(own.steps, own.batch_size, own.lr, own.weight_decay, own.margin)
         with self.progress.task(f"projection, {where}", own.steps, "steps") as task:
             losses = projection_steps(network.head, features.to(device), graph, schedule, generator)

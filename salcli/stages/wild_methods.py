@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -168,7 +169,9 @@ class _ConstrainedCourse:
         return ""
 
     def _short_of(self, found: Constraints) -> float:
-        """By how much more than is tolerated."""
+        """By how much more than is tolerated. A network that has lost its way is worst of all."""
+        if not math.isfinite(found.false_alarms + found.loss):
+            return math.inf
         return max(0.0, found.excess - self._tolerance)
 
     def get_state(self) -> dict[str, Any]:
