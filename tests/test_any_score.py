@@ -222,7 +222,7 @@ def test_only_tau_has_singular_vectors(workspace: Workspace, score: str) -> None
         filtered(workspace, score, filter__calibration="id-svd")
 
 
-@pytest.mark.parametrize("score", ["knn", "auto"])
+@pytest.mark.parametrize("score", ["knn"])
 def test_more_neighbours_than_samples_are_refused_as_evaluate_does(workspace: Workspace, score: str) -> None:
     n = len(read_arrays(train_gradients(workspace), KIND)["label"])
     with pytest.raises(ParamsError, match=f"evaluate.knn_k is {n + 1}, but there are only {n} ID training samples"):

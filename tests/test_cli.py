@@ -145,7 +145,7 @@ def complete(*words: str) -> list[str]:
 
 
 def test_commands_options_and_ood_sets_are_completed() -> None:
-    assert complete("salcli", "tra") == ["train-encoder", "train-id", "train-ood"]
+    assert complete("salcli", "tra") == ["train-id", "train-ood", "train-encoder"]
     assert complete("salcli", "filter", "--thr") == ["--threshold-quantile"]
     assert {"digits-8-9", "photo-patches", "svhn"} < {*complete("salcli", "filter", "--ood", "")}
     assert complete("salcli", "filter", "--ood", "digits-8") == ["digits-8-9"]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 FIVE_SETS = ["svhn", "places365", "lsun-c", "lsun-r", "textures"]
-WITH_FIGURES = sorted(set(presets()) - {"default", "toy", "predicted-labels", "unseen-tin"})
+WITH_FIGURES = sorted(set(presets()) - {"default", "global-reference", "toy", "predicted-labels", "unseen-tin"})
 
 
 def unchecked(name: str, **overrides: object) -> Params:
