@@ -95,6 +95,21 @@ def read_array(found: Found, kind: str, name: str) -> np.ndarray:
         return np.asarray(file[name])
 
 
+def mapped(path: Path, stored: h5py.Dataset) -> np.ndarray:
+    """A read-only map of an array in an open file, which stays when the file is closed.
+
+    What is not looked at takes no memory. An array that does not lie in one piece is read as a whole.
+    """
+    if not isinstance(stored, h5py.Dataset):
+        raise TypeError(f"its {str(stored.name).strip('/')} are a group")
+    offset = stored.id.get_offset()  # None without data, and where they do not lie in one piece
+    if offset is None or stored.external or not stored.dtype.isnative or stored.size == 0:
+        whole: np.ndarray = stored[()]
+        whole.setflags(write=False)
+        return whole
+    return np.memmap(path, stored.dtype, "r", offset, stored.shape)
+
+
 def about(file: h5py.File) -> dict[str, Any]:
     """How a file was made."""
     content: dict[str, Any] = json.loads(file.attrs["about"])

@@ -8,10 +8,9 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
-from salcli.artifacts.hdf5 import about, creating, reading
+from salcli.artifacts.hdf5 import about, creating, mapped, reading
 from salcli.artifacts.layout import Found
 from salcli.data.image_set import ImageSet
 from salcli.errors import StorageError
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    import h5py
     from numpy.typing import NDArray
 
 KIND = "image-set"
@@ -69,7 +69,7 @@ def write_streamed(
             if n_written == shape[0]:
                 _write_rest(file, rest)
         if n_written < shape[0]:
-            images = _mapped(place, dtype, shape, _offset_of(place))[:n_written]
+            images = np.memmap(place, dtype, "r", _offset_of(place), shape)[:n_written]
             kept = ImageSet(images, rest.labels, rest.class_names, rest.is_test)
             write_image_set(path, kept, rest.name, rest.made_with)
         elif place != path:
@@ -84,7 +84,7 @@ def read_image_set(found: Found) -> ImageSet:
     with reading(found, KIND) as file:
         about(file)["name"]  # so that a file of another program is told from ours
         image_set = ImageSet(
-            images=_open_images(found.path, file["images"]),
+            images=mapped(found.path, file["images"]),
             labels=np.asarray(file["labels"]) if "labels" in file else None,
             class_names=tuple(os.fsdecode(name) for name in file.get("class_names", ())),
             is_test=np.asarray(file["is_test"]) if "is_test" in file else None,
@@ -116,21 +116,6 @@ def _write_rest(file: h5py.File, rest: Description) -> None:
     if rest.class_names:  # no attribute: those may not be longer than 64 kB
         file.create_dataset("class_names", data=np.array([os.fsencode(name) for name in rest.class_names]))
     file.attrs["about"] = json.dumps({**rest.made_with, "name": rest.name}, sort_keys=True)
-
-
-def _open_images(path: Path, stored: h5py.Dataset) -> NDArray[Any]:
-    if not isinstance(stored, h5py.Dataset):
-        raise TypeError("its images are a group")
-    offset = stored.id.get_offset()  # None without data, and where they do not lie in one piece
-    if offset is None or stored.external or not stored.dtype.isnative or stored.size == 0:
-        whole: NDArray[Any] = stored[()]
-        whole.setflags(write=False)
-        return whole
-    return _mapped(path, stored.dtype, stored.shape, offset)
-
-
-def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> NDArray[Any]:
-    return np.memmap(path, dtype, "r", offset, shape)
 
 
 def _offset_of(path: Path) -> int:

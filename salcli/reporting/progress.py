@@ -17,11 +17,21 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class ConsoleProgress:
-    """Shows tasks on the console."""
+    """Shows tasks on the console, and knows how long all of them took: the work, without start-up and reading."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[_Meter]:
         """Begin a task of `total` units."""
+        started = time.monotonic()
+        with self._shown(name, total, unit) as meter:
+            yield meter
+        self.seconds += time.monotonic() - started
+
+    @contextmanager
+    def _shown(self, name: str, total: int, unit: str) -> Iterator[_Meter]:
         meter = _Meter(name, total, unit)
         if not console.is_terminal:
             yield meter

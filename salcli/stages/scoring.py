@@ -161,7 +161,7 @@ class Scoring:
         label = unknown_labels(predicted, logits.shape[1], chosen, self.seed, "test")
         test = Factors(last_layer_residual(logits, label), features, label)
         wild = unlabeled(self._wild, chosen, self.seed, "wild")
-        (outlier_score,) = tau(wild, [test], self._id_train, chosen, Silent())
+        (outlier_score,) = tau(wild, [test], self._id_train, chosen, self.compute.device, Silent())
         undefined = outlier_score.isnan() & features.isfinite().all(1)
         if n_undefined := int(undefined.sum()):
             self.task.note(
