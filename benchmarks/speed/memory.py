@@ -18,10 +18,7 @@ MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class Peak:
-    """The most anonymous memory that a process had, in megabytes: all of it, and what came with the work.
-
-    Pages of mapped files are left out: they are the kernel's to drop whenever it wants the room.
-    """
+    """The most memory that a process had (its resident set), in megabytes: all of it, and what came with the work."""
 
     whole: float
     beyond_start: float
@@ -39,11 +36,11 @@ def peak_of(probe: str, *arguments: object) -> Peak:
 
 def peak_during(run: Callable[[], object]) -> Peak:
     """Of this process."""
-    before, most, done = _anonymous(), [0.0], threading.Event()
+    before, most, done = _resident(), [0.0], threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            most[0] = max(most[0], _anonymous())
+            most[0] = max(most[0], _resident())
             time.sleep(0.002)
 
     watcher = threading.Thread(target=watch)
@@ -56,8 +53,8 @@ def peak_during(run: Callable[[], object]) -> Peak:
     return Peak(most[0], most[0] - before)
 
 
-def _anonymous() -> float:
+def _resident() -> float:
     """Of this process, in megabytes (Linux)."""
     with open("/proc/self/status") as status:  # noqa: PTH123  # many times a second
-        line = next(line for line in status if line.startswith("RssAnon"))
+        line = next(line for line in status if line.startswith("VmRSS"))
     return int(line.split()[1]) * 1024 / MEGABYTE

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salcli.artifacts.hdf5 import about, creating, mapped, reading
+from salcli.artifacts.hdf5 import Stored, about, creating, reading
 from salcli.errors import BadArtifactError
 from salcli.sal.gradients import Factors
 
@@ -135,22 +135,21 @@ class GradientFile:
         """Dense gradients (rows × K·D) of a slice of the file."""
         return self._read(rows).dense()
 
+    @cached_property
+    def _columns(self) -> tuple[Stored, Stored]:
+        """Where both factors lie."""
+        with reading(self.found, KIND) as file:
+            return Stored.of(self.found.path, file["residual"]), Stored.of(self.found.path, file["feature"])
+
     @property
     def _rows_per_chunk(self) -> int:
         return max(1, CHUNK_BYTES // (4 * (self.n_classes + self.n_features)))
 
-    @cached_property
-    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Both factors, as maps of the file: any rows of them can be read, and only they are."""
-        with reading(self.found, KIND) as file:
-            residual, feature = (mapped(self.found.path, file[name]) for name in ("residual", "feature"))
-            return residual, feature
-
     def _read(self, rows: slice | Tensor) -> Factors:
-        residual, feature = (
-            torch.from_numpy(np.array(column[rows.numpy() if isinstance(rows, Tensor) else rows]))
-            for column in self._columns
-        )
+        chosen = rows.numpy() if isinstance(rows, Tensor) else rows
+        # maps of the file, so that only these rows are read; new ones each time, or all that was ever read would count
+        # as memory of this process
+        residual, feature = (torch.from_numpy(np.array(column.open()[chosen])) for column in self._columns)
         factors = Factors(residual, feature, self.stored_label[rows])
         if self.label_override is not None:
             factors = factors.relabelled(self.label_override[rows])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from salcli.artifacts.hdf5 import about, creating, mapped, reading
+from salcli.artifacts.hdf5 import Stored, about, creating, reading
 from salcli.artifacts.layout import Found
 from salcli.data.image_set import ImageSet
 from salcli.errors import StorageError
@@ -84,7 +84,7 @@ def read_image_set(found: Found) -> ImageSet:
     with reading(found, KIND) as file:
         about(file)["name"]  # so that a file of another program is told from ours
         image_set = ImageSet(
-            images=mapped(found.path, file["images"]),
+            images=Stored.of(found.path, file["images"]).open(),
             labels=np.asarray(file["labels"]) if "labels" in file else None,
             class_names=tuple(os.fsdecode(name) for name in file.get("class_names", ())),
             is_test=np.asarray(file["is_test"]) if "is_test" in file else None,
