@@ -14,7 +14,7 @@ from salcli.errors import ModelError
 from salcli.models.backbone_names import import_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 def make_importable(folder: Path) -> None:
@@ -72,6 +72,11 @@ def code_fingerprint(backbone: str, folder: Path) -> str:
     for name, path in sorted(_sources(parts[0], folder).items()):
         digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def folder_of(module: str, folders: Sequence[Path]) -> Path | None:
+    """The first of the folders that a module lies in."""
+    return next((folder for folder in folders if _path(folder, module.split(".")[0])), None)
 
 
 def _sources(module: str, folder: Path) -> dict[str, Path]:
