@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from salcli.errors import ModelError
 from salcli.models.backbone_names import import_path
 
+PACKAGE = Path(__file__).parent.parent
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -49,14 +51,16 @@ def described(error: Exception) -> str:
     while trace and trace.tb_next:
         trace = trace.tb_next
     place = trace.tb_frame.f_code.co_filename if trace else ""
-    if not trace or "importlib" in place:
+    if not trace or "importlib" in place or Path(place).is_relative_to(PACKAGE):
         return text
     return f"{text} ({Path(place).name}, line {trace.tb_lineno})"
 
 
 def _cure(module: str, error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and module.split(".")[0] == error.name.split(".")[0]:
-        return f"set model.code to the folder that {module.split('.')[0]} lies in, or install it"
+    if isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]:
+        return f"set model.code to the folder that {error.name} lies in, or install it"
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return "is that its name?"
     return "mend that first"
 
 

@@ -139,7 +139,8 @@ def _notes(results: Results, *, spread: bool = True) -> list[str]:
         figures = "Mean ± std" if spread else f"Mean (± std from {FULL_WIDTH} columns on)"
         notes.append(f"{figures} over {results.n_seeds} seeds{over_sets}; best in bold; sorted by average FPR95.")
     if results.wild_sets != results.ood_sets and len(results.wild_sets) == 1:
-        notes.append(f"OOD in the wild data: {results.wild_sets[0]}.")
+        what = "Wild data" if results.wild_sets == results.unknown_sets else "OOD in the wild data"
+        notes.append(f"{what}: {results.wild_sets[0]}.")
     if results.n_left_out:
         notes.append(
             f"Left out: {results.n_left_out} evaluations that params.yaml does not ask for (--all shows them)."
