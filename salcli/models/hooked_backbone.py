@@ -46,7 +46,7 @@ class HookedBackbone(Backbone):
         """Features (n × D) of normalised images."""
         self.kept.clear()
         self.body(images.contiguous())
-        if len(self.kept) != 1 or self.kept[0].shape != (len(images), self.n_features):
+        if len(self.kept) != 1 or self.kept[0].ndim != 2:
             shapes = ", ".join(str(tuple(kept.shape)) for kept in self.kept) or "nothing"
             raise ModelError(
                 f"{self.head_names[0]}, the head of {self.name}, was given {shapes} for {len(images)} images, "

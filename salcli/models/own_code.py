@@ -8,6 +8,7 @@ import importlib
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from salcli.errors import ModelError
@@ -45,15 +46,15 @@ def import_object(backbone: str) -> Any:
 
 
 def described(error: Exception) -> str:
-    """An error of somebody else's code, with the place where it was raised."""
+    """An error of the user's code, with the last line of that code that led to it."""
     text = f"{type(error).__name__}: {error}"
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-    place = trace.tb_frame.f_code.co_filename if trace else ""
-    if not trace or "importlib" in place or Path(place).is_relative_to(PACKAGE):
-        return text
-    return f"{text} ({Path(place).name}, line {trace.tb_lineno})"
+    own = [frame for frame in extract_tb(error.__traceback__) if _is_own(Path(frame.filename))]
+    return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else text
+
+
+def _is_own(file: Path) -> bool:
+    not_own = PACKAGE, Path(ast.__file__).parent
+    return file.is_file() and "site-packages" not in file.parts and not any(map(file.is_relative_to, not_own))
 
 
 def _cure(module: str, error: Exception) -> str:
@@ -110,9 +111,10 @@ def _installed_in(top: str) -> Path | None:
 
 
 def _path(base: Path, module: str) -> Path | None:
-    place = base.joinpath(*module.split("."))
-    choices = (place.with_name(f"{place.name}.py"), place / "__init__.py")
-    return next((path for path in choices if module and path.is_file()), None)
+    *packages, last = module.split(".")
+    place = base.joinpath(*packages)
+    choices = (place / f"{last}.py", place / last / "__init__.py")
+    return next((path for path in choices if last and path.is_file()), None)
 
 
 def _imports(path: Path, package: str) -> Iterator[str]:

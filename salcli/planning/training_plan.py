@@ -175,7 +175,7 @@ def _network(values: dict[str, Any], kind: str, network: OwnNetwork | None, *, h
 
 def _shown_shares(shares: dict[str, float | str]) -> str:
     test = shares["test"]
-    rest = "test: as given" if test == OFFICIAL else f"test {float(test):.0%}"
+    rest = "test as given" if test == OFFICIAL else f"test {float(test):.0%}"
     return f"train {float(shares['train']):.0%}, calibration {float(shares['calibration']):.0%}, {rest}"
 
 

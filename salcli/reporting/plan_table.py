@@ -24,7 +24,7 @@ def plan_table(data: OwnData, plan: Plan, n_images: int) -> Table:
     """First what is there, then the plan. `n_images`: how many go through a network in all."""
     table = Table(title="Own data", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), width=98)
     table.title_justify, table.title_style = "left", "bold"
-    for name, width in (("what", 14), ("found, or planned", 40), ("", 41)):
+    for name, width in (("what", 14), ("found, or planned", 42), ("", 38)):
         table.add_column(name, min_width=width, overflow="fold")
     roles = ["labeled (ID)", "wild", *["odd, for tests"] * len(data.tests)]
     for role, own in zip(roles, data.sets, strict=True):
@@ -90,7 +90,7 @@ def _others(own: OwnSet) -> tuple[str, str] | None:
 def _copies(copies: Copies) -> tuple[str, str]:
     own = copies.own
     where = "elsewhere in it" if copies.other == own.name else f"in {copies.other}, too"
-    return f"{len(copies.paths):,} files of {own.name} are {where}, left out", _named(own, copies.paths)
+    return f"{len(copies.paths):,} files of {own.name}, left out", f"{where}: {_named(own, copies.paths)}"
 
 
 def _named(own: OwnSet, paths: tuple[Path, ...]) -> str:
