@@ -98,7 +98,7 @@ def fetch_(
 
 def _own_sets() -> dict[str, Path]:
     """The sets of data.own of ./params.yaml, with their places."""
-    from salcli.data.own_sets import own_place
+    from salcli.data.root import own_place
     from salcli.params_file import lookup, read_yaml
 
     own = lookup(read_yaml(PARAMS_YAML), "data.own") if PARAMS_YAML.exists() else None

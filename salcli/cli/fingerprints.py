@@ -15,8 +15,8 @@ def fingerprints(params: ParamsFile = PARAMS_YAML) -> None:
     from salcli.artifacts.fingerprint import fingerprint_of_file, fingerprint_of_listing
     from salcli.artifacts.layout import Workspace, outside_fingerprints
     from salcli.data.loading import read_from
-    from salcli.data.own_sets import own_place, read_from_own
-    from salcli.data.root import data_root
+    from salcli.data.own_sets import read_from_own
+    from salcli.data.root import data_root, own_place
     from salcli.models.own_code import code_fingerprint
     from salcli.params import load_params
     from salcli.source import stage_fingerprints

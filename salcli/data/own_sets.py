@@ -21,11 +21,6 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 TAKEN = {"average", "networks"}  # a row of the table, a folder beside those of the experiments
 
 
-def own_place(value: str, workspace: Path) -> Path:
-    """Where a set of data.own lies; a relative place counts from the workspace."""
-    return workspace / Path(value).expanduser()
-
-
 def read_own(name: str, place: Path, *, labeled: bool) -> Source:
     """The set, not decoded yet: with its classes, or all images that are there."""
     try:

@@ -105,8 +105,8 @@ def printable_name(name: str) -> str:
 def plan_notes(data: OwnData, plan: Plan, *, is_trained: bool, normalised: bool) -> list[str]:
     """What a table has no room for."""
     notes = []
-    if not all(own.look.was_decoded for own in data.sets):
-        notes.append("only the beginnings of files were read; what else is bad is left out, and named, by `prepare`")
+    if not all(own.look.was_decoded and own.look.n_looked_at >= len(own.source) for own in data.sets):
+        notes.append("not every file was read to its end; what else is bad is left out, and named, by `prepare`")
     if is_trained and not normalised:
         notes.append(
             "the network's input is normalised with mean and std of your training images, which is a guess: give what "

@@ -20,8 +20,8 @@ from salcli.artifacts.splits import (
 from salcli.data.decoding import Shape, check_shape, decode, dtype_of, printable
 from salcli.data.duplicates import first_of_each, pixel_digests
 from salcli.data.loading import load_source
-from salcli.data.own_sets import own_place, read_own
-from salcli.data.root import data_root
+from salcli.data.own_sets import read_own
+from salcli.data.root import data_root, own_place
 from salcli.data.splits import IdSplit, OodSplit, mix_wild, split_id, split_ood, wild_as_it_is
 from salcli.errors import DataError
 from salcli.progress import Silent
