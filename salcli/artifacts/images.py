@@ -36,13 +36,20 @@ class Description:
     class_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # n
     made_with: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()  # n, where each image comes from a file
 
 
-def write_image_set(path: Path, image_set: ImageSet, name: str, made_with: Mapping[str, Any] | None = None) -> None:
+def write_image_set(
+    path: Path,
+    image_set: ImageSet,
+    name: str,
+    made_with: Mapping[str, Any] | None = None,
+    files: tuple[str, ...] = (),
+) -> None:
     """Store what the set has. Its images may be a map of another file: they are copied piece by piece."""
     images = image_set.images
     pieces = (images[start : start + ROWS_AT_ONCE] for start in range(0, len(images), ROWS_AT_ONCE))
-    rest = Description(name, image_set.labels, image_set.class_names, image_set.is_test, made_with or {})
+    rest = Description(name, image_set.labels, image_set.class_names, image_set.is_test, made_with or {}, files)
     write_streamed(path, images.shape, images.dtype, pieces, lambda: rest)
 
 
@@ -71,7 +78,7 @@ def write_streamed(
         if n_written < shape[0]:
             images = np.memmap(place, dtype, "r", _offset_of(place), shape)[:n_written]
             kept = ImageSet(images, rest.labels, rest.class_names, rest.is_test)
-            write_image_set(path, kept, rest.name, rest.made_with)
+            write_image_set(path, kept, rest.name, rest.made_with, rest.files)
         elif place != path:
             place.replace(path)
     finally:
@@ -91,6 +98,12 @@ def read_image_set(found: Found) -> ImageSet:
         )
         _check_lengths(image_set)
         return image_set
+
+
+def read_file_names(found: Found) -> tuple[str, ...]:
+    """The file of each image, below the place of its set; empty where images do not come from files of their own."""
+    with reading(found, KIND) as file:
+        return tuple(os.fsdecode(name) for name in file.get("files", ()))
 
 
 def read_made_with(found: Found) -> dict[str, Any]:
@@ -113,8 +126,9 @@ def _write_rest(file: h5py.File, rest: Description) -> None:
         array = getattr(rest, name)
         if array is not None:
             file.create_dataset(name, data=array)
-    if rest.class_names:  # no attribute: those may not be longer than 64 kB
-        file.create_dataset("class_names", data=np.array([os.fsencode(name) for name in rest.class_names]))
+    for names in ("class_names", "files"):  # no attributes: those may not be longer than 64 kB
+        if getattr(rest, names):
+            file.create_dataset(names, data=np.array([os.fsencode(name) for name in getattr(rest, names)]))
     file.attrs["about"] = json.dumps({**rest.made_with, "name": rest.name}, sort_keys=True)
 
 
