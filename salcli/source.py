@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -39,13 +38,11 @@ def stage_files(stage: str) -> list[Path]:
     return sorted(path for path in found.values() if path.name != "__init__.py")
 
 
-@cache
 def _path(module: str) -> Path | None:
     base = PACKAGE.parent.joinpath(*module.split("."))
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.exists()), None)
 
 
-@cache
 def _imports(path: Path) -> list[str]:
     """Our own modules that a file imports at its top, and names in them; what only type checkers see does not run."""
     found = IMPORT.findall(path.read_text(encoding="utf-8"))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_command_name, get_group
+from typer.models import TyperInfo
 
 from salcli.cli.help_text import in_markup
 
 if TYPE_CHECKING:
-    from click import Command, Context
-    from typer.models import CommandInfo, TyperInfo
+    from click import Context
+    from typer.models import CommandInfo
 
-MARKUP = "rich"  # what help texts are written in; Typer would need more time to read Markdown
+MARKUP: Literal["rich"] = "rich"  # what help texts are written in; Typer would need more time to read Markdown
 
 
 class LazyGroup(TyperGroup):
@@ -33,7 +34,7 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)  # type: ignore[arg-type]
         return name, self.whole(name) if name in self.later else command, rest
 
-    def whole(self, name: str) -> Command:
+    def whole(self, name: str) -> Any:
         """A command with its parameters."""
         return _built(name, self.later[name])
 
@@ -53,17 +54,18 @@ def _name(info: CommandInfo) -> str:
 
 def _outline(name: str, info: CommandInfo | TyperInfo) -> TyperCommand:
     """What the list of all commands shows of one."""
-    group = getattr(info, "typer_instance", None)
-    first, *_ = inspect.cleandoc(group.info.help if group else info.callback.__doc__).split("\n\n")
-    hidden = info.hidden if isinstance(info.hidden, bool) else False
+    group = info.typer_instance if isinstance(info, TyperInfo) else None
+    text = group.info.help if group else getattr(info.callback, "__doc__", "")
+    first, *_ = inspect.cleandoc(str(text)).split("\n\n")
+    hidden = info.hidden is True  # Typer has a placeholder where nothing is said
     return TyperCommand(name, help=in_markup(first), hidden=hidden, rich_help_panel=info.rich_help_panel)
 
 
 def _built(name: str, info: CommandInfo | TyperInfo) -> Any:
     """As Typer does it, with help texts in its markup."""
-    group = getattr(info, "typer_instance", None)
-    if group:
-        command: Any = get_group(group)
+    if isinstance(info, TyperInfo):
+        assert info.typer_instance is not None
+        command: Any = get_group(info.typer_instance)
     else:
         alone = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
         alone.registered_commands.append(info)

@@ -34,7 +34,8 @@ def fitted_knn(
 
     def score(features: Tensor) -> Tensor:
         blocks = _on_the_sphere(features).split(queries_at_once)  # type: ignore[no-untyped-call]
-        return -torch.cat([_distance_to_the_kth(block.double(), known, k, known_at_once) for block in blocks])
+        distances = [_distance_to_the_kth(block.double(), known, k, known_at_once) for block in blocks]
+        return -torch.cat(distances)
 
     return score
 
@@ -46,7 +47,8 @@ def knn(features: Float[Tensor, "n d"], id_features: Float[Tensor, "m d"], k: in
 
 def _on_the_sphere(features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """At unit length; features that are all zero stay so."""
-    return features / features.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    length: Tensor = features.norm(dim=1, keepdim=True)
+    return features / length.clamp(min=1e-12)
 
 
 def _distance_to_the_kth(
@@ -63,7 +65,8 @@ def _distance_to_the_kth(
         nearness, kept = nearness.topk(min(k, nearness.shape[1]), largest=False)
         index = index.gather(1, kept)
     # by the difference, because lengths and products would cancel where a neighbour is very close
-    return (queries - known[index[:, -1]].double()).norm(dim=1)
+    distance: Tensor = (queries - known[index[:, -1]].double()).norm(dim=1)
+    return distance
 
 
 @dataclass(frozen=True)
@@ -144,5 +147,5 @@ class VirtualLogits:
 
     def score(self, features: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Energy less the virtual logit."""
-        virtual = self.scale * ((features.double() - self.origin) @ self.left_over).norm(dim=1)
+        virtual: Tensor = self.scale * ((features.double() - self.origin) @ self.left_over).norm(dim=1)
         return energy(self.head.logits(features)) - virtual
