@@ -1,17 +1,27 @@
-"""FPR95, AUROC and AUPR. ID is the positive class; a higher score is more ID-like."""
+"""FPR95, AUROC and AUPR. ID is the positive class; a higher score is more ID-like.
+
+Each side is sorted once, then both are walked through together from the lowest score to the highest, and counted.
+Only order and ties decide, so infinities are scores like any other.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from salcli.errors import MetricsError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 Scores = NDArray[np.floating]
+Counts = NDArray[np.float64]  # floats are exact for these, and faster than integers where they are divided
+PIECE = 2**12  # scores at once: all that is computed from them stays in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -26,45 +36,84 @@ class OodMetrics:
 
 def fpr_at_tpr(id_scores: Scores, ood_scores: Scores, tpr: float = 0.95) -> float:
     """The share of OOD at or above the highest threshold that keeps at least `tpr` of ID."""
-    _check(id_scores, ood_scores)
-    n_kept = max(1, math.ceil(tpr * len(id_scores) - 1e-9))
-    threshold = np.partition(id_scores, len(id_scores) - n_kept)[len(id_scores) - n_kept]
-    return float(np.mean(ood_scores >= threshold))
+    return _fpr_at_tpr(*_sorted(id_scores, ood_scores), tpr)
 
 
 def ood_metrics(id_scores: Scores, ood_scores: Scores) -> OodMetrics:
-    """Every metric of the tables."""
-    is_id, ranks = _ranked(id_scores, ood_scores)
+    """Every metric of the tables. Areas under precision and recall are sums over all thresholds, not interpolated."""
+    ids, oods = _sorted(id_scores, ood_scores)
+    n, m = len(ids), len(oods)
+    twice_in_order, precision_in, precision_out = 0.0, 0.0, 0.0
+    for n_id, n_ood in _counts(ids, oods):
+        new_id, new_ood, n_both = np.diff(n_id), np.diff(n_ood), n_id + n_ood
+        # pairs whose ID sample is higher count twice, and ties once
+        twice_in_order += float(new_id @ (n_ood[1:] + n_ood[:-1]))
+        precision_in += float(new_id @ ((n - n_id[:-1]) / (n + m - n_both[:-1])))
+        precision_out += float(new_ood @ (n_ood[1:] / n_both[1:]))
     return OodMetrics(
-        fpr95=fpr_at_tpr(id_scores, ood_scores),
-        auroc=float(roc_auc_score(is_id, ranks)),
-        aupr_in=float(average_precision_score(is_id, ranks)),
-        aupr_out=float(average_precision_score(1 - is_id, -ranks)),
+        fpr95=_fpr_at_tpr(ids, oods, 0.95),
+        auroc=twice_in_order / (2 * n * m),
+        aupr_in=precision_in / n,
+        aupr_out=precision_out / m,
     )
 
 
 def roc_points(id_scores: Scores, ood_scores: Scores, n_points: int = 201) -> tuple[Scores, Scores]:
     """The ROC as the best TPR at FPR 0, 0.005, …, 1: enough for a picture, whatever the sample size."""
-    fpr, tpr, _ = roc_curve(*_ranked(id_scores, ood_scores), drop_intermediate=False)
+    ids, oods = _sorted(id_scores, ood_scores)
     grid = np.linspace(0, 1, n_points)
-    return grid, tpr[np.searchsorted(fpr, grid + 1e-12, side="right") - 1]
+    # so many OOD samples may be accepted, so all ID samples above the next one are
+    n_allowed = np.floor((grid + 1e-12) * len(oods)).astype(np.int64)
+    highest_refused = oods[::-1][np.minimum(n_allowed, len(oods) - 1)]
+    n_accepted = len(ids) - np.searchsorted(ids, highest_refused, side="right")
+    return grid, np.where(n_allowed < len(oods), n_accepted / len(ids), 1.0)
 
 
-def _ranked(id_scores: Scores, ood_scores: Scores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which samples are ID, and the rank of each score. Ranks keep order and ties, and are always finite."""
-    _check(id_scores, ood_scores)
-    _, ranks = np.unique(np.concatenate([id_scores, ood_scores]), return_inverse=True)
-    is_id = np.concatenate([np.ones(len(id_scores), np.int64), np.zeros(len(ood_scores), np.int64)])
-    return is_id, ranks
+def _fpr_at_tpr(ids: Scores, oods: Scores, tpr: float) -> float:
+    n_kept = max(1, math.ceil(tpr * len(ids) - 1e-9))
+    n_below = np.searchsorted(oods, ids[len(ids) - n_kept])
+    return float((len(oods) - n_below) / len(oods))
 
 
-def _check(id_scores: Scores, ood_scores: Scores) -> None:
+def _counts(ids: Scores, oods: Scores) -> Iterator[tuple[Counts, Counts]]:
+    """How many ID and OOD samples there are below the lowest score of a piece, and up to each distinct score of it."""
+    for id_place, ood_place in _pieces(ids, oods):
+        scores = np.concatenate([ids[id_place], oods[ood_place]])
+        order = np.argsort(scores, kind="stable")  # of two sorted runs: it merges them
+        scores = scores[order]
+        last = np.append(np.flatnonzero(scores[1:] != scores[:-1]), len(scores) - 1)
+        place, n_here = order[last], id_place.stop - id_place.start
+        # the k-th ID sample has k of them up to it, and any other sample as many as are not OOD: that is less
+        n_id = np.minimum(place + 1, last - place + n_here)
+        yield _growing(id_place.start, n_id), _growing(ood_place.start, last + 1 - n_id)
+
+
+def _growing(start: int, more: NDArray[np.int64]) -> Counts:
+    """The count at the start of a piece, and as it grows."""
+    counts = np.empty(len(more) + 1)
+    counts[0], counts[1:] = 0, more
+    counts += start
+    return counts
+
+
+def _pieces(ids: Scores, oods: Scores) -> Iterator[tuple[slice, slice]]:
+    """Places of both sides between the same scores, so that no piece divides equal ones."""
+    borders = np.unique(np.concatenate([ids[::PIECE], oods[::PIECE]]))  # with the lowest scores: no piece is empty
+    id_ends, ood_ends = ([*np.searchsorted(side, borders).tolist(), len(side)] for side in (ids, oods))
+    for id_ends_here, ood_ends_here in zip(pairwise(id_ends), pairwise(ood_ends), strict=True):
+        yield slice(*id_ends_here), slice(*ood_ends_here)
+
+
+def _sorted(id_scores: Scores, ood_scores: Scores) -> tuple[Scores, Scores]:
+    """Both sides from the lowest score to the highest, once all are known to be scores."""
     for name, scores in (("ID", id_scores), ("OOD", ood_scores)):
         if len(scores) == 0:
             raise MetricsError(f"there are no {name} scores to evaluate")
-        n_nan = int(np.isnan(scores).sum())
-        if n_nan:
+    ids, oods = np.sort(id_scores), np.sort(ood_scores)
+    for name, scores in (("ID", ids), ("OOD", oods)):
+        if np.isnan(scores[-1]):  # NaN is sorted to the end
             raise MetricsError(
-                f"{n_nan} of {len(scores)} {name} scores are NaN, so no metric is defined; "
+                f"{int(np.isnan(scores).sum())} of {len(scores)} {name} scores are NaN, so no metric is defined; "
                 "the network that gave them did not stay finite: train it again with a smaller learning rate"
             )
+    return ids, oods

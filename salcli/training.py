@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
+from salcli.compute.sgd import Sgd
 from salcli.errors import TrainingError
 from salcli.seeding import derived_seed
 
@@ -208,7 +209,7 @@ class _Course:
 
 def _nesterov(weights: Iterable[nn.Parameter], params: SgdParams) -> Optimizer:
     momentum = params.momentum
-    return SGD(weights, params.lr, momentum, nesterov=momentum > 0, weight_decay=params.weight_decay)
+    return Sgd(weights, params.lr, momentum, nesterov=momentum > 0, weight_decay=params.weight_decay)
 
 
 @contextmanager

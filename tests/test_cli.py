@@ -109,7 +109,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 def test_the_import_check_can_fail() -> None:
     _, modules = imported_by("table", "--params", "/nowhere/params.yaml")
-    assert modules & HEAVY >= {"pandas", "numpy"}
+    assert modules & HEAVY >= {"numpy", "salcli.params"}
 
 
 def test_the_console_script_is_the_same_program() -> None:
@@ -127,7 +127,7 @@ def test_the_help_names_every_command() -> None:
 def test_every_option_has_a_help_text(name: str) -> None:
     import typer.main
 
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).whole(name)  # type: ignore[attr-defined]
     assert command.help
     assert all(getattr(parameter, "help", None) for parameter in command.params)
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import astuple
 from fractions import Fraction
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
+from salcli import metrics
 from salcli.errors import MetricsError
 from salcli.metrics import fpr_at_tpr, ood_metrics, roc_points
 
@@ -86,6 +88,27 @@ def test_aupr_is_the_area_under_precision_and_recall_of_either_side(
     assert found.aupr_in == pytest.approx(average_precision_score(is_id, scores))
     assert found.aupr_out == pytest.approx(slow_aupr(-ood_scores, -id_scores))
     assert found.aupr_out == pytest.approx(average_precision_score(1 - is_id, -scores))
+
+
+@given(id_scores=SCORES, ood_scores=SCORES, piece=st.integers(1, 20))
+def test_scores_are_counted_in_pieces_that_do_not_divide_ties(
+    id_scores: np.ndarray, ood_scores: np.ndarray, piece: int
+) -> None:
+    """The truth: all in one piece."""
+    expected = ood_metrics(id_scores, ood_scores)
+    with patch.object(metrics, "PIECE", piece):
+        assert astuple(ood_metrics(id_scores, ood_scores)) == pytest.approx(astuple(expected), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 12])
+def test_many_scores_with_and_without_ties_have_scikit_learns_metrics(decimals: int) -> None:
+    random = np.random.default_rng(decimals)
+    id_scores, ood_scores = (random.normal(shift, 1, n).round(decimals) for shift, n in ((1, 50_000), (0, 70_000)))
+    is_id, scores = for_sklearn(id_scores, ood_scores)
+    found = ood_metrics(id_scores, ood_scores)
+    assert found.auroc == pytest.approx(roc_auc_score(is_id, scores), rel=1e-12)
+    assert found.aupr_in == pytest.approx(average_precision_score(is_id, scores), rel=1e-12)
+    assert found.aupr_out == pytest.approx(average_precision_score(1 - is_id, -scores), rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""LARS and the schedules, against their definitions written out."""
+"""SGD against torch's, LARS and the schedules against their definitions written out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,25 @@ from torch import nn
 
 from salcli.compute.lars import TRUST, Lars
 from salcli.compute.schedules import drops, warm_up_then_cosine
+from salcli.compute.sgd import Sgd
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}])
+def test_sgd_is_torchs_to_the_last_bit_and_goes_on_from_its_state(options: dict[str, float]) -> None:
+    ends = []
+    for make in (Sgd, torch.optim.SGD):
+        weights = [nn.Parameter(torch.linspace(-1, 1, n)) for n in (3, 5)]
+        optimiser = make(weights, lr=0.1, **options)
+        for step in range(4):
+            optimiser.zero_grad()
+            sum((weight * step).sin().sum() for weight in weights).backward()
+            optimiser.step()
+            state = optimiser.state_dict()
+            optimiser = make(weights, lr=7.0, **options)
+            optimiser.load_state_dict(state)
+        ends.append(torch.cat([weight.detach() for weight in weights]))
+        assert all(weight.grad is not None and not weight.grad.requires_grad for weight in weights)
+    assert torch.equal(*ends)
 
 
 def gradients_of(weights: list[list[float]], step: int) -> list[list[float]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from salcli import __version__
 from salcli.cli import data, encoders, fingerprints, projects, stages, sweep, theory, views
 from salcli.cli.errors import friendly_errors
+from salcli.cli.lazy_group import MARKUP, LazyGroup, build_later
 
 if TYPE_CHECKING:
     from click import Context
@@ -21,7 +21,7 @@ By hand: prepare, train-id, extract-grads, filter, train-ood, evaluate, table.
 """
 
 
-class _Group(TyperGroup):
+class _Group(LazyGroup):
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:  # type: ignore[override]
         with friendly_errors():
             return super().parse_args(ctx, args)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ app = typer.Typer(
     help=HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
 )
 
 
@@ -73,3 +73,4 @@ app.command(rich_help_panel=RESULTS)(views.inspect)
 app.command(rich_help_panel=RESULTS)(theory.theory)
 app.command("sweep-pi", rich_help_panel=RESULTS)(sweep.sweep_pi)
 app.add_typer(data.app, name="data", rich_help_panel=EXPERIMENTS)
+build_later(app)

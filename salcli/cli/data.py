@@ -14,7 +14,7 @@ from salcli.cli.options import PARAMS_YAML
 app = typer.Typer(
     help="List data sets and fetch them from the web.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

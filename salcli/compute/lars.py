@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from salcli.compute.sgd import Sgd
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -14,7 +16,7 @@ TRUST = 0.001
 TINY = 1e-8  # a gradient may vanish
 
 
-class Lars(torch.optim.SGD):
+class Lars(Sgd):
     """Each gradient (with weight decay) is scaled by trust · ‖w‖ / (‖g‖ + decay · ‖w‖) before SGD with momentum.
 
     Weights that are zero, or have no gradient, are left to plain SGD: they would never move.

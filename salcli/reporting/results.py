@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pandas as pd
-
 from salcli.artifacts import layout
 from salcli.artifacts.layout import Found
 from salcli.errors import BadArtifactError, MissingArtifactError
@@ -17,6 +15,8 @@ from salcli.errors import BadArtifactError, MissingArtifactError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
+
+    import pandas as pd
 
     from salcli.artifacts.layout import Artifact
     from salcli.params import Params
@@ -73,7 +73,7 @@ class Results:
             for method, own in result.metrics.items()
         ]
         counts = [(_Place.of(one), {"id_test": one.n_id_test, "ood_test": one.n_ood_test}) for one in done]
-        return cls(pd.DataFrame(runs), _samples(counts))
+        return cls(_frame(runs), _samples(counts))
 
     @classmethod
     def from_folder(cls, folder: Path, only: Collection[tuple[str, str, int]] | None = None) -> Results:
@@ -96,7 +96,7 @@ class Results:
             raise MissingArtifactError(
                 f"there is no evaluation below {folder} yet; make one with: dvc repro, or salcli evaluate"
             )
-        return cls(pd.DataFrame(runs), _samples(counts), n_left_out)
+        return cls(_frame(runs), _samples(counts), n_left_out)
 
     @property
     def ood_sets(self) -> list[str]:
@@ -130,14 +130,20 @@ class Results:
         metrics = list(METRICS)
         averages = self.runs.groupby(["method", "seed"], sort=False)[metrics].mean().reset_index()
         ranking = averages.groupby("method")["fpr95"].mean().sort_values(kind="stable").index
-        labels = pd.Series(self._labels(), index=self.runs.index)
-        groups = [(ood, self.runs[labels == ood]) for ood in self.ood_sets]
+        labels = self._labels()
+        groups = [(ood, self.runs[[label == ood for label in labels]]) for ood in self.ood_sets]
         known = [(ood, runs) for ood, runs in groups if runs["fpr95"].notna().any()]
         groups = known or groups  # where nobody knows what is OOD, only the accuracy is left, which others have, too
         if len(groups) > 1:
             groups.append((AVERAGE, averages))
         short = frozenset(self.runs["method"][self.runs[SHORT]])
         return [row for ood, runs in groups for row in _rows(ood, runs, list(ranking), short)]
+
+
+def _frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd  # slow to load, and most stages print no results
+
+    return pd.DataFrame(runs)
 
 
 def _rows(ood: str, runs: pd.DataFrame, ranking: list[str], short: frozenset[str]) -> list[Row]:

@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich import box
 from rich.table import Table
 
@@ -15,6 +14,8 @@ from salcli.reporting.results import AVERAGE, METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pandas as pd
 
     from salcli.reporting.results import Results, Row
 
@@ -95,6 +96,8 @@ def latex(results: Results) -> str:
 
 def flat(results: Results) -> pd.DataFrame:
     """For programs: one line for each OOD set and method."""
+    import pandas as pd  # slow to load, and stages need names of methods alone
+
     return pd.DataFrame(
         {
             "ood": row.ood,

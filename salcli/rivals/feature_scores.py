@@ -4,51 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from salcli.rivals.head import Head
+from salcli.rivals.logit_scores import energy
 
-QUERIES_AT_ONCE = 4096
-# Variances this far below the largest are rounding: of features stored in float32 …
+# All products of so many samples with so many known ones are in memory at a time: 64 MB
+QUERIES_AT_ONCE, KNOWN_AT_ONCE = 1024, 8192
+# Variances this far below the largest are rounding of features that are stored in float32.
 ROUNDING = 1e-12
-# … and of what pytorch-ood computes from them in float32.
-FLOAT32_ROUNDING = 1e-6
+# ViM divides by the spread of what its principal space leaves over, so that has to be well above rounding.
+LEAST_LEFT_OVER = 1e-6
 
 
 def fitted_knn(
     id_features: Float[Tensor, "m d"],
-    id_labels: Int[Tensor, " m"],
     k: int,
     queries_at_once: int = QUERIES_AT_ONCE,
+    known_at_once: int = KNOWN_AT_ONCE,
 ) -> Callable[[Tensor], Tensor]:
     """Minus the distance to the k-th nearest ID training feature, on the unit sphere (Sun et al., 2022).
 
-    Exact, and in bounded memory: a chunk of queries at a time, within which scikit-learn goes block by block.
+    Exact, and in bounded memory: all pairs are compared, block by block.
     """
-    from pytorch_ood.detector import KNN
-
-    detector = KNN(None, k=k).fit_features(id_features, id_labels)
+    known = _on_the_sphere(id_features)
 
     def score(features: Tensor) -> Tensor:
-        chunks = features.split(queries_at_once)  # type: ignore[no-untyped-call]
-        return -torch.cat([detector.predict_features(chunk) for chunk in chunks])
+        blocks = _on_the_sphere(features).split(queries_at_once)  # type: ignore[no-untyped-call]
+        distances = [_distance_to_the_kth(block.double(), known, k, known_at_once) for block in blocks]
+        return -torch.cat(distances)
 
     return score
 
 
-def knn(
-    features: Float[Tensor, "n d"],
-    id_features: Float[Tensor, "m d"],
-    id_labels: Int[Tensor, " m"],
-    k: int,
-    queries_at_once: int = QUERIES_AT_ONCE,
-) -> Float[Tensor, " n"]:
+def knn(features: Float[Tensor, "n d"], id_features: Float[Tensor, "m d"], k: int) -> Float[Tensor, " n"]:
     """KNN, fitted and asked at once."""
-    return fitted_knn(id_features, id_labels, k, queries_at_once)(features)
+    return fitted_knn(id_features, k)(features)
+
+
+def _on_the_sphere(features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """At unit length; features that are all zero stay so."""
+    length: Tensor = features.norm(dim=1, keepdim=True)
+    return features / length.clamp(min=1e-12)
+
+
+def _distance_to_the_kth(
+    queries: Float[Tensor, "n d"], known: Float[Tensor, "m d"], k: int, known_at_once: int
+) -> Float[Tensor, " n"]:
+    """The nearest so far are kept while one block of known samples after the other is looked at."""
+    nearness, index = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+    for start in range(0, len(known), known_at_once):
+        block = known[start : start + known_at_once].double()
+        # half the squared distances, less half the squared length of the query: what decides between its neighbours
+        here = torch.addmm(block.square().sum(dim=1) / 2, queries, block.T, alpha=-1)
+        found, place = here.topk(min(k, len(block)), largest=False)
+        nearness, index = torch.cat([nearness, found], dim=1), torch.cat([index, place + start], dim=1)
+        nearness, kept = nearness.topk(min(k, nearness.shape[1]), largest=False)
+        index = index.gather(1, kept)
+    # by the difference, because lengths and products would cancel where a neighbour is very close
+    distance: Tensor = (queries - known[index[:, -1]].double()).norm(dim=1)
+    return distance
 
 
 @dataclass(frozen=True)
@@ -56,12 +74,11 @@ class TiedGaussians:
     """One Gaussian for each class, all with the same covariance (Lee et al., 2018); no input noise.
 
     A singular covariance is inverted as the authors do it, by its pseudo-inverse: directions in which the ID training
-    data do not spread (dead units, for example) do not count. Ours, in float64: pytorch-ood inverts in float32.
+    data do not spread (dead units, for example) do not count.
     """
 
-    mean: Float[Tensor, "c d"]
-    precision: Float[Tensor, "d d"]
-    rank: int
+    whitening: Float[Tensor, "d r"]  # makes the covariance the identity of its own rank r
+    mean: Float[Tensor, "c r"]  # of each class, whitened
 
     @classmethod
     def fit(cls, id_features: Float[Tensor, "m d"], id_labels: Int[Tensor, " m"]) -> TiedGaussians:
@@ -72,15 +89,20 @@ class TiedGaussians:
         centred = exact - mean[own]
         spread, direction = torch.linalg.eigh(centred.T @ centred / len(exact))
         kept = spread > ROUNDING * spread.max()
-        precision = (direction[:, kept] / spread[kept]) @ direction[:, kept].T
-        return cls(mean, precision, int(kept.sum()))
+        whitening = direction[:, kept] / spread[kept].sqrt()
+        return cls(whitening, mean @ whitening)
+
+    @property
+    def rank(self) -> int:
+        """In how many directions the training data spread."""
+        return self.whitening.shape[1]
 
     def score(self, features: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Minus the squared distance to the nearest class mean."""
+        whitened = features.double() @ self.whitening
         nearest = torch.full((len(features),), torch.inf, dtype=torch.float64)
         for mean in self.mean:  # one class at a time: n·D numbers, not n·K·D
-            centred = features.double() - mean
-            nearest = nearest.minimum(((centred @ self.precision) * centred).sum(dim=1))
+            nearest = nearest.minimum((whitened - mean).square().sum(dim=1))
         return -nearest
 
 
@@ -99,28 +121,31 @@ class VirtualLogits:
     the scale would be undefined: the principal space then has one dimension less than they span.
     """
 
-    detector: Any  # pytorch_ood.detector.ViM
-    dim: int
+    head: Head
+    origin: Float[Tensor, " d"]  # where all logits vanish, or come nearest to it
+    left_over: Float[Tensor, "d l"]  # an orthonormal basis of what the principal space leaves over
+    scale: float
     rank: int
 
     @classmethod
-    def fit(
-        cls, head: Head, id_features: Float[Tensor, "m d"], id_labels: Int[Tensor, " m"], dim: int
-    ) -> VirtualLogits:
-        """The principal space of the training features around the point where all logits vanish."""
-        origin = -torch.linalg.pinv(head.weight) @ head.bias
-        shifted = id_features.double() - origin
-        spread = torch.linalg.eigvalsh(shifted.T @ shifted / len(shifted))
-        rank = int((spread > FLOAT32_ROUNDING * spread.max()).sum())
+    def fit(cls, head: Head, id_features: Float[Tensor, "m d"], dim: int) -> VirtualLogits:
+        """The principal space has the `dim` directions in which the training features are farthest from the origin."""
+        exact, origin = id_features.double(), -torch.linalg.pinv(head.weight) @ head.bias
+        shifted = exact - origin
+        spread, direction = torch.linalg.eigh(shifted.T @ shifted / len(shifted))  # from the smallest upwards
+        rank = int((spread > LEAST_LEFT_OVER * spread.max()).sum())
         dim = max(0, min(dim, rank - 1))
-        from pytorch_ood.detector import ViM
+        left_over = direction[:, : len(spread) - dim]
+        # a virtual logit is on average as large as the largest logit; without any spread the energy alone counts
+        scale = head.logits(exact).amax(dim=1).mean() / (shifted @ left_over).norm(dim=1).mean()
+        return cls(head, origin, left_over, float(scale) if rank else 0.0, rank)
 
-        detector = ViM(None, dim, head.weight, head.bias).fit_features(id_features, id_labels)
-        if rank == 0:  # all training features are the origin: no scale, so the energy alone
-            detector.alpha = 0.0
-        return cls(detector, dim, rank)
+    @property
+    def dim(self) -> int:
+        """Of the principal space."""
+        return self.left_over.shape[0] - self.left_over.shape[1]
 
     def score(self, features: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Energy less the virtual logit."""
-        score: Tensor = -self.detector.predict_features(features).double()
-        return score
+        virtual: Tensor = self.scale * ((features.double() - self.origin) @ self.left_over).norm(dim=1)
+        return energy(self.head.logits(features)) - virtual

@@ -10,24 +10,17 @@ from salcli.sal.scores import uniform_gradient_norm
 
 def msp(logits: Float[Tensor, "n k"], temperature: float = 1.0) -> Float[Tensor, " n"]:
     """The largest softmax probability (Hendrycks and Gimpel, 2017), of logits divided by the temperature."""
-    from pytorch_ood.detector import MaxSoftmax
-
-    score: Tensor = -MaxSoftmax.score(logits.double() / temperature)
-    return score
+    return (logits.double() / temperature).softmax(dim=1).amax(dim=1)
 
 
 def energy(logits: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
     """logsumexp of the logits, temperature 1 (Liu et al., 2020)."""
-    from pytorch_ood.detector import EnergyBased
-
-    score: Tensor = -EnergyBased.score(logits.double(), t=1.0)
-    return score
+    return logits.double().logsumexp(dim=1)
 
 
 def gradnorm(features: Float[Tensor, "n d"], logits: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
     """L1 norm of the head's gradient towards uniform targets (Huang et al., 2021).
 
-    In closed form: the gradient is an outer product, so its norm is a product of norms. pytorch-ood's needs a
-    backward pass for each sample.
+    In closed form: the gradient is an outer product, so its norm is a product of norms. No backward pass is needed.
     """
     return uniform_gradient_norm(logits.double().softmax(dim=1), features.double())

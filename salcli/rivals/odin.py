@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 
 def odin_logits(
@@ -21,16 +22,12 @@ def odin_logits(
     The input is normalised, and the sign of its gradient is divided by the std of each channel. Works inside
     inference mode, which a pass over images runs in.
     """
-    from pytorch_ood.detector.odin import odin_preprocessing
-
-    def loss(scaled_logits: Tensor, predicted: Int[Tensor, " n"]) -> Tensor:
+    with torch.inference_mode(False), torch.enable_grad():
+        image = normalised.clone().requires_grad_()
+        scaled = network(image) / temperature
         # the sign alone counts: the factor keeps gradients from vanishing in low precision
-        cross_entropy = torch.nn.functional.cross_entropy(scaled_logits, predicted, reduction="sum")
-        return temperature * cross_entropy
-
-    with torch.inference_mode(False):
-        changed = odin_preprocessing(
-            network, normalised.clone(), criterion=loss, eps=epsilon, temperature=temperature, norm_std=list(std)
-        )
+        loss = temperature * cross_entropy(scaled, scaled.max(dim=1).indices, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, image)
+    step = gradient.sign() / gradient.new_tensor(std).view(-1, *[1] * (gradient.ndim - 2))
     with torch.no_grad():
-        return network(changed)
+        return network(normalised - epsilon * step)

@@ -1,4 +1,7 @@
-"""What the rivals minimise that are trained with the whole wild set as if it were OOD: OE, Energy-OE, WOODS, SCONE."""
+"""What the rivals minimise that are trained with the whole wild set as if it were OOD: OE, Energy-OE, WOODS, SCONE.
+
+All in float32, also where the network computes in less.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-# pytorch-ood is imported inside functions: it takes seconds, and SAL is trained by the same stage without it.
-
 
 def oe_loss(
     id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"], weight: float
 ) -> Float[Tensor, ""]:
     """Cross-entropy of ID samples, and the weighted one of wild samples to the uniform distribution."""
-    from pytorch_ood.loss import OutlierExposureLoss
-
-    # each of the two a mean over its own samples; the library's mean over all would halve both
-    losses = OutlierExposureLoss(weight, reduction=None)(*_together(id_logits, labels, wild_logits))
-    of_id, of_wild = losses.split([len(id_logits), len(wild_logits)])
-    mean: Tensor = of_id.mean() + of_wild.mean()
-    return mean
+    wild = wild_logits.float()
+    to_uniform = wild.logsumexp(dim=1) - wild.mean(dim=1)
+    return cross_entropy(id_logits.float(), labels) + (weight * to_uniform).mean()
 
 
 def energy_oe_loss(
@@ -33,16 +30,17 @@ def energy_oe_loss(
     margins: tuple[float, float],
 ) -> Float[Tensor, ""]:
     """Cross-entropy of ID samples, and squared hinges on the energies of both sides, for ID and for wild samples."""
-    from pytorch_ood.loss import EnergyRegularizedLoss
-
-    loss: Tensor = EnergyRegularizedLoss(weight, *margins)(*_together(id_logits, labels, wild_logits))
-    return loss
+    id_energy, wild_energy = (-logits.float().logsumexp(dim=1) for logits in (id_logits, wild_logits))
+    too_high, too_low = (id_energy - margins[0]).relu(), (margins[1] - wild_energy).relu()
+    hinges = too_high.square().mean() + too_low.square().mean()
+    return cross_entropy(id_logits.float(), labels) + weight * hinges
 
 
 class ConstrainedEnergyLoss:
     """WOODS: call wild samples OOD, as far as ID false alarms and ID loss stay within limits. SCONE has a margin, too.
 
-    An augmented Lagrangian, whose multipliers and penalty weights change after each epoch.
+    An augmented Lagrangian: each of the two constraints has a multiplier and a penalty weight, which change after each
+    epoch.
     """
 
     def __init__(
@@ -57,48 +55,59 @@ class ConstrainedEnergyLoss:
         penalty_growth: float,
         tolerance: float,
     ) -> None:
-        from pytorch_ood.loss import EnergyMarginLoss
-
-        self._outlier_line = outlier_line
-        self._loss = EnergyMarginLoss(
-            full_train_loss=loss_at_start,
-            eta=margin,
-            false_alarm_cutoff=false_alarms,
-            ce_tol=loss_factor,
-            lr_lam=multiplier_lr,
-            penalty_mult=penalty_growth,
-            constraint_tol=tolerance,
-        )
+        self._outlier_line, self._margin = outlier_line, margin
+        self._multiplier_lr, self._penalty_growth, self._tolerance = multiplier_lr, penalty_growth, tolerance
+        # false alarms first, then the loss
+        self._limits = torch.tensor([false_alarms, loss_factor]) * torch.tensor([1.0, loss_at_start])
+        self._multipliers, self._penalty_weights = torch.zeros(2), torch.ones(2)
 
     def to(self, device: torch.device) -> None:
         """Compute there."""
-        self._loss.to(device)
+        self._limits = self._limits.to(device)
+        self._multipliers, self._penalty_weights = self._multipliers.to(device), self._penalty_weights.to(device)
 
     def __call__(
         self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
     ) -> Float[Tensor, ""]:
-        """The loss with the multipliers as they are now."""
-        loss: Tensor = self._loss(*_together(id_logits, labels, wild_logits), self._outlier_line)
-        return loss
+        """The loss with the multipliers as they are now: wild samples taken for ID, and what the constraints add."""
+        missed = torch.sigmoid(-self._outlierness(wild_logits.float(), self._margin)).mean()
+        id_logits = id_logits.float()
+        alarms = torch.sigmoid(self._outlierness(id_logits)).mean()
+        excess = torch.stack([alarms, cross_entropy(id_logits, labels)]) - self._limits
+        multiplier, weight = self._multipliers, self._penalty_weights
+        penalty = multiplier * excess + weight / 2 * excess.square()
+        at_rest = -multiplier.square() / (2 * weight)  # the least that the penalty can be: a constraint well kept
+        return missed + torch.where(weight * excess + multiplier >= 0, penalty, at_rest).sum()
 
+    @torch.no_grad()
     def update(self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> Constraints:
         """Change multipliers and penalty weights by how far all ID samples together break the constraints."""
-        device = self._loss.lam.device
+        device, multiplier, weight = self._limits.device, self._multipliers, self._penalty_weights
         id_logits, labels = id_logits.to(device), labels.to(device)
-        self._loss.update_hyperparameters(nn.Identity(), [(id_logits, labels)], self._outlier_line)
-        with torch.no_grad():
-            alarms = torch.sigmoid(self._outlier_line(id_logits.logsumexp(1, keepdim=True))).mean()
-            loss = cross_entropy(id_logits, labels)
-        limits = self._loss.false_alarm_cutoff, self._loss.ce_tol * self._loss.full_train_loss
-        return Constraints(*(float(value) for value in (alarms, limits[0], loss, limits[1])))
+        each_alarm = torch.sigmoid(self._outlierness(id_logits))
+        each_loss = cross_entropy(id_logits, labels, reduction="none")
+        # numpy's mean does not depend on the number of threads
+        standing = torch.tensor([each.cpu().numpy().mean() for each in (each_alarm, each_loss)], device=device)
+        excess = standing - self._limits
+        slope = torch.where(weight * excess + multiplier >= 0, excess, -multiplier / weight)
+        self._multipliers = multiplier + self._multiplier_lr * slope
+        self._penalty_weights = torch.where(excess > self._tolerance, weight * self._penalty_growth, weight)
+        (alarms, loss), (most_alarms, largest_loss) = standing.tolist(), self._limits.tolist()
+        return Constraints(alarms, most_alarms, loss, largest_loss)
+
+    def _outlierness(self, logits: Float[Tensor, "n k"], margin: float = 0.0) -> Float[Tensor, " n"]:
+        """φ of the paper: positive for OOD."""
+        line: Tensor = self._outlier_line(logits.logsumexp(dim=1, keepdim=True) - margin)
+        return line.squeeze(dim=1)
 
     def get_state(self) -> dict[str, Tensor]:
         """Multipliers and penalty weights."""
-        return {name: value.cpu().clone() for name, value in self._loss.state_dict().items()}
+        return {"multipliers": self._multipliers.cpu().clone(), "penalty_weights": self._penalty_weights.cpu().clone()}
 
     def set_state(self, state: dict[str, Tensor]) -> None:
         """Go on from there."""
-        self._loss.load_state_dict(state)
+        device = self._limits.device
+        self._multipliers, self._penalty_weights = (state[name].to(device) for name in self.get_state())
 
 
 class Constraints(NamedTuple):
@@ -113,8 +122,3 @@ class Constraints(NamedTuple):
     def excess(self) -> float:
         """By how much the worse one is broken; negative where both hold."""
         return max(self.false_alarms - self.most_false_alarms, self.loss - self.largest_loss)
-
-
-def _together(id_logits: Tensor, labels: Tensor, wild_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """As pytorch-ood takes them: logits of all samples, in float32, and labels that are negative for OOD."""
-    return torch.cat([id_logits, wild_logits]).float(), torch.cat([labels, labels.new_full((len(wild_logits),), -1)])

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD
 
 from salcli.compute.lars import Lars
+from salcli.compute.sgd import Sgd
 from salcli.models.contrastive import ContrastiveClassifier, Heads, RotationClassifier
 from salcli.rivals.contrast import nearest_is_alike, supervised_contrast
 from salcli.rivals.rotations import joint_labels, rotated, rotation_labels
@@ -31,7 +31,7 @@ SUPCON_TEMPERATURE = 0.07  # the temperature that SupCon's authors scale the los
 
 def momentum_sgd(weights: Iterable[nn.Parameter], params: SgdParams) -> Optimizer:
     """What KNN+ and all heads are trained by."""
-    return SGD(weights, params.lr, params.momentum, weight_decay=params.weight_decay)
+    return Sgd(weights, params.lr, params.momentum, weight_decay=params.weight_decay)
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,14 @@ def _knn(of: IdKnowledge) -> Score:
     k, n = of.params.knn_k, len(of.known[1]) - of.of_known_samples
     _check_neighbours(k, n, "other " if of.of_known_samples else "")
     # a known sample's nearest neighbour is itself, so the k-th other one comes one place later
-    score = fitted_knn(*of.known, k + of.of_known_samples)
+    score = fitted_knn(of.known[0], k + of.of_known_samples)
     return lambda features, _: score(features)
 
 
-def knn_score(features: Tensor, id_features: Tensor, id_labels: Tensor, k: int) -> Tensor:
+def knn_score(features: Tensor, id_features: Tensor, k: int) -> Tensor:
     """KNN among the features of another network than the ID classifier."""
-    _check_neighbours(k, len(id_labels))
-    return knn(features, id_features, id_labels, k)
+    _check_neighbours(k, len(id_features))
+    return knn(features, id_features, k)
 
 
 def _check_neighbours(k: int, n: int, other: str = "") -> None:
@@ -93,7 +93,7 @@ def _vim(of: IdKnowledge) -> Score:
             f"evaluate.vim_dim is {asked}, but must be less than the {of.width} features of the network; "
             f"auto would be {vim_rule(of.width)}"
         )
-    fitted = VirtualLogits.fit(of.head, *of.known, asked)
+    fitted = VirtualLogits.fit(of.head, of.known[0], asked)
     if fitted.dim < asked:
         of.task.note(
             f"vim: the ID training features span {fitted.rank} dimensions, so its principal space has {fitted.dim} "
@@ -103,12 +103,12 @@ def _vim(of: IdKnowledge) -> Score:
 
 
 def _react(of: IdKnowledge) -> Score:
-    score = fitted_react(of.head, *of.known, of.params.react_percentile)
+    score = fitted_react(of.head, of.known[0], of.params.react_percentile)
     return lambda features, _: score(features)
 
 
 def _dice(of: IdKnowledge) -> Score:
-    score = fitted_dice(of.head, *of.known, of.params.dice_percentile)
+    score = fitted_dice(of.head, of.known[0], of.params.dice_percentile)
     return lambda features, _: score(features)
 
 

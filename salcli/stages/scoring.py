@@ -133,7 +133,7 @@ class Scoring:
         """Among the training data as this network sees them."""
         training, chosen = id_images(self.workspace, self.params.data.id, "train", self.seed), self.params.evaluate
         batches = in_batches(network, network.features, training.images, chosen.batch_size, self.compute, self.task)
-        return knn_score(features, torch.cat([batch for (batch,) in batches]), training.labels, chosen.knn_k)
+        return knn_score(features, torch.cat([batch for (batch,) in batches]), chosen.knn_k)
 
     def _of_the_id_classifier(self) -> dict[str, TestScores]:
         """All others. ID and OOD test data are scored together, so that every method is fitted once."""

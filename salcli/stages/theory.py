@@ -173,7 +173,7 @@ def _outlier_scores(inputs: _Inputs, knn_k: int) -> dict[str, tuple[Tensor, Tens
     k = min(knn_k, len(train))
 
     def distance(file: GradientFile) -> Tensor:
-        return torch.cat([-knn(chunk.feature, train, inputs.id_train.label, k) for chunk in file.chunks()])
+        return torch.cat([-knn(chunk.feature, train, k) for chunk in file.chunks()])
 
     scores = {
         "MSP": (_uncertainty(inputs.calibration), _uncertainty(inputs.wild)),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from salcli.compute.sgd import Sgd
 from salcli.data import points
 from salcli.models.network import Classifier, NetworkSpec
 from salcli.progress import Silent
@@ -116,7 +117,7 @@ def _train(training: _Points, seed: int) -> Classifier:
     n = len(training.labels)
     with reproducible(seed, "toy") as order:
         network = Classifier(NetworkSpec("mlp", len(points.MEANS), MEAN, STD))
-        optimiser = torch.optim.SGD(network.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+        optimiser = Sgd(network.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
         for _ in range(EPOCHS):
             for batch in torch.randperm(n, generator=order).split(BATCH_SIZE):  # type: ignore[no-untyped-call]
                 optimiser.zero_grad()
