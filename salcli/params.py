@@ -147,6 +147,7 @@ class TrainOodParams(TrainParams):
 
     loss_weight: Positive
     candidate_id: bool
+    review: Annotated[str, Field(min_length=1)] | None
 
 
 class EvaluateParams(Section):

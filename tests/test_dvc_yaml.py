@@ -68,6 +68,7 @@ def test_every_stage_depends_on_its_own_code(name: str) -> None:
     (keys,) = [entry[FINGERPRINTS] for entry in STAGES[name]["params"] if isinstance(entry, dict)]
     also = {
         "train-id": ["weights"],
+        "train-ood": ["review"],
         "prepare-id-set": ["data.${data.id}"],
         "prepare-ood-set": ["data.${item.ood}"],
         "prepare-unseen-set": ["data.${item.unseen}"],

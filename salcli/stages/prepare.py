@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,15 @@ class _Decoded:
                     f"{self.name}: no image of class {self.source.class_names[lost[0]]} could be decoded; {self.note()}"
                 )
         skipped = {"n_skipped": len(self.bad), "skipped": [name for name, _ in self._bad_names()[:SHOWN]]}
-        return Description(self.name, labels, self.source.class_names, is_test, {**self.made_with, **skipped})
+        made_with = {**self.made_with, **skipped}
+        return Description(self.name, labels, self.source.class_names, is_test, made_with, self._files(kept))
+
+    def _files(self, kept: NDArray[np.int64]) -> tuple[str, ...]:
+        """Below the folder that all of them have in common: where that lies is nobody else's business."""
+        if isinstance(self.source.pictures, np.ndarray):
+            return ()
+        top = os.path.commonpath([path.parent for path in self.source.pictures])
+        return tuple(os.path.relpath(self.source.pictures[i], top) for i in kept)
 
     def note(self) -> str:
         if not self.bad:
