@@ -91,7 +91,7 @@ def read_review(path: Path) -> list[Decision]:
         return [_decision(path, reader.line_num, row) for row in reader if any(row.values())]
     except csv.Error as error:
         raise ReviewError(
-            f"{path}, line {reader.line_num}: {error}; mend it, or write it anew: salcli review"
+            f"{path}, line {reader.reader.line_num}: {error}; mend it, or write it anew: salcli review"
         ) from None
 
 

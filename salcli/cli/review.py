@@ -46,8 +46,5 @@ def review(
     ]
     write_review(out, rows)
     console.print(review_table(rows))
-    session.finish(
-        [],
-        f"correct the column decision, then: salcli train-ood --method sal --review {quote(relpath(out, params.parent))}",
-        outside=[out],
-    )
+    command = f"salcli train-ood --method sal --review {quote(relpath(out, params.parent))}"
+    session.finish([], f"correct the column decision, then: {command}", outside=[out])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -14,6 +13,8 @@ from salcli.reporting.results import LOWER_IS_BETTER, METRICS
 from salcli.reporting.results_table import label
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from salcli.reporting.results import Results
 
 RUN = ["ood", "test_set", "seed", "method"]
@@ -37,8 +38,8 @@ def compare_table(before: Results, after: Results) -> Table:
         if all("→" not in cell for cell in cells):
             n_same += 1
             continue
-        name = test if test == wild else f"{test} (wild {wild})"
-        table.add_row(escape(name), escape(label(method)), str(len(runs)), *cells)
+        name = str(test) if test == wild else f"{test} (wild {wild})"
+        table.add_row(escape(name), escape(label(str(method))), str(len(runs)), *cells)
     notes = ["Before: what `dvc repro` built; after: the runs in scratch/; means over the seeds that both have."]
     if n_same:
         notes.append(f"{n_same} rows with the same figures are left out.")

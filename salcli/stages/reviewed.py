@@ -47,8 +47,8 @@ def reviewed(path: Path, candidates: Candidates, found: Found, ood: str, seed: i
     for row in own:
         if row.filter != mark:
             raise ReviewError(
-                f"{path}, line {row.line} is about another run of the filter ({row.filter or 'none'}) than the one here "
-                f"({mark}); write the list anew: {again}"
+                f"{path}, line {row.line} is about another run of the filter ({row.filter or 'none'}) than the one "
+                f"here ({mark}); write the list anew: {again}"
             )
     if not own:
         return None
