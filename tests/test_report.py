@@ -36,7 +36,7 @@ from salcli.reporting.report.galleries import _thumbnails, misses
 from salcli.reporting.report.page import render
 from salcli.reporting.report.safe_text import clean, without_secrets
 from salcli.reporting.report.score_charts import histogram_chart, roc_chart, tau_chart
-from salcli.reporting.report.summary import tiles
+from salcli.reporting.report.summary import fit_warning, tiles
 from salcli.reporting.results_table import label
 
 if TYPE_CHECKING:
@@ -348,6 +348,14 @@ def test_what_is_missing_is_left_out_with_a_word_on_how_to_make_it(workspace: Wo
         assert sentence in words
     assert len(outline.all("div", role="img")) == 1  # τ
     assert outline.all("li", data_index=str(collected(root).candidates.pictures[0].index))  # type: ignore[union-attr]
+
+
+def test_a_poor_classifier_is_warned_of(workspace: Workspace) -> None:
+    params, _ = load_params(workspace.root / "params.yaml")
+    experiment = read_experiment(workspace, params, OOD, SEED)
+    assert fit_warning(experiment) == ""
+    poor = replace(experiment, filter={**experiment.filter, "calibration_accuracy": 0.5})
+    assert "50.0% of calibration data right" in fit_warning(poor)
 
 
 def test_without_candidates_there_is_nothing_to_report(here: Path) -> None:  # noqa: F811

@@ -14,7 +14,7 @@ from salcli.reporting.report.experiment import Experiment, read_experiment
 from salcli.reporting.report.page import MethodCharts, Report
 from salcli.reporting.report.provenance import files, provenance
 from salcli.reporting.report.score_charts import histogram_chart, percent, roc_chart, roc_overview, tau_chart
-from salcli.reporting.report.summary import notes, tables, tiles
+from salcli.reporting.report.summary import fit_warning, notes, tables, tiles
 from salcli.reporting.results import Results, asked_for
 from salcli.reporting.results_table import label
 from salcli.stages.inputs import wild_images
@@ -73,6 +73,7 @@ def collect(
         tiles=tiles(experiment),
         tables=tables(results) if results else [],
         notes=notes(results) if results else [],
+        warning=fit_warning(experiment),
         tau=tau_chart(experiment.candidates),
         candidates=chosen[0],
         below=chosen[1],

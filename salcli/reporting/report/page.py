@@ -14,6 +14,7 @@ from salcli.artifacts.atomic import write_text
 from salcli.artifacts.review import as_cell
 from salcli.metrics_convention import FPR95_CONVENTION
 from salcli.reporting.report.safe_text import clean, without_secrets
+from salcli.reporting.report.score_charts import compact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,7 @@ class Report:
     tiles: list[Tile]
     tables: list[SetTable]
     notes: list[str]
+    warning: str
     tau: Chart
     candidates: Gallery | None
     below: Gallery | None
@@ -91,7 +93,7 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "compact": lambda number: f"{number:.3g}".replace("-", "−"),
+        "compact": compact,
         "cell": as_cell,
         "enumerated": lambda names: [(name, place) for place, name in enumerate(names)],
     }

@@ -29,6 +29,11 @@ def percent(share: float | None) -> str:
     return "unknown" if share is None or share != share else f"{share:.1%}"
 
 
+def compact(number: float) -> str:
+    """Three digits, with a real minus."""
+    return f"{number:.3g}".replace("-", "−")
+
+
 def tau_chart(candidates: Candidates) -> Chart:
     """The filter's score of wild and of calibration data, with T."""
     wild, calibration, threshold = candidates.wild_score, candidates.calibration_score, candidates.threshold
@@ -42,13 +47,13 @@ def tau_chart(candidates: Candidates) -> Chart:
         else:
             bins = _bins(np.concatenate(finite))
         densities(plot, [sample for sample in samples if len(sample[0])], bins)
-        _mark(plot, threshold, f"T = {threshold:.3g}")
+        _mark(plot, threshold, f"T = {compact(threshold)}")
         plot.set(xlabel=f"{name} (higher: more of an outlier)", ylabel="share of samples", xlim=(bins[0], bins[-1]))
         _legend(plot)
     n_above, n_held_out = len(candidates.index), int((calibration > threshold).sum())
     summary = (
         f"{n_above:,} of {len(wild):,} wild samples ({percent(n_above / max(1, len(wild)))}) lie above T = "
-        f"{threshold:.3g}, and {n_held_out:,} of {len(calibration):,} calibration samples "
+        f"{compact(threshold)}, and {n_held_out:,} of {len(calibration):,} calibration samples "
         f"({percent(n_held_out / max(1, len(calibration)))})."
     )
     return Chart("filter-scores", f"{name} of wild and calibration data", summary, figure_of(plot))
@@ -111,7 +116,7 @@ def histogram_chart(one: MethodScores) -> Chart:
         plot.locator_params(axis="x", nbins=4)
         plot.locator_params(axis="y", nbins=4)
         _legend(plot)
-    summary = f"The threshold {threshold:.3g} keeps {percent(float(np.mean(one.id >= threshold)))} of ID test data"
+    summary = f"The threshold {compact(threshold)} keeps {percent(float(np.mean(one.id >= threshold)))} of ID test data"
     if len(one.ood):
         summary += f", and {percent(float(np.mean(one.ood >= threshold)))} of OOD test data pass it"
     return Chart(f"scores-{one.method}", f"Scores of {label(one.method)}", f"{summary}.", figure_of(plot))

@@ -11,6 +11,7 @@ from salcli.reporting.report.score_charts import percent
 from salcli.reporting.results import AVERAGE, METRICS
 from salcli.reporting.results_table import label
 from salcli.reporting.score_names import score_label
+from salcli.stages.id_fit import ACCURACY_THE_THEORY_NEEDS
 
 if TYPE_CHECKING:
     from salcli.reporting.report.experiment import Experiment
@@ -79,6 +80,18 @@ def tiles(experiment: Experiment) -> list[Tile]:
             Tile("ID accuracy", percent(of.get("id_accuracy")), f"on ID test data, by the network of {name}"),
         ]
     return shown
+
+
+def fit_warning(experiment: Experiment) -> str:
+    """What `filter` warns of: τ separates only where the classifier fits the ID data."""
+    accuracies = [experiment.filter.get(key) for key in ("train_accuracy", "calibration_accuracy")]
+    known = [value for value in accuracies if value is not None]
+    if experiment.candidates.score_name != "sal" or not known or min(known) >= ACCURACY_THE_THEORY_NEEDS:
+        return ""
+    return (
+        f"The classifier gets {percent(accuracies[0])} of ID training and {percent(accuracies[1])} of calibration data "
+        "right. τ separates well only where the ID risk is small: train it longer, or trust the candidates little."
+    )
 
 
 def _errors(err_in: float | None, err_out: float | None) -> str:
