@@ -95,7 +95,7 @@ def render(report: Report) -> str:
     environment.filters |= {
         "compact": compact,
         "cell": as_cell,
-        "enumerated": lambda names: [(name, place) for place, name in enumerate(names)],
+        "enumerated": _with_places,
     }
     assert environment.loader
     style, script = (environment.loader.get_source(environment, name)[0] for name in ("report.css", "report.js"))
@@ -108,6 +108,10 @@ def render(report: Report) -> str:
         script=Markup(script),
         script_digest=digest,
     )
+
+
+def _with_places(names: list[str]) -> list[tuple[str, int]]:
+    return [(name, place) for place, name in enumerate(names)]
 
 
 def _printable(value: Any) -> Any:
