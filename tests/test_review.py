@@ -22,7 +22,7 @@ from test_cli import here, salcli  # noqa: F401
 from salcli.artifacts import layout
 from salcli.artifacts.candidates import Candidates, read_candidates
 from salcli.artifacts.checkpoint import read_header
-from salcli.artifacts.images import read_files
+from salcli.artifacts.images import read_file_names
 from salcli.artifacts.layout import Found, Workspace
 from salcli.artifacts.review import COLUMNS, ReviewRow, filter_mark, read_review, write_review
 from salcli.params import load_params
@@ -267,8 +267,8 @@ def test_images_know_their_files_and_wild_data_that_we_mixed_do_not_tell(built: 
         prepare.prepare_set(workspace, params.data, name)
     pictures = sorted(path.name for path in (tmp_path / "data" / "raw").rglob("*.png"))
     found = workspace.find(layout.prepared_set("lsun-r"))
-    assert [Path(name).name for name in read_files(found, np.arange(len(pictures)))] == pictures
-    assert read_files(workspace.find(layout.prepared_set(params.data.id)), np.array([0])) == [""]
+    assert [Path(name).name for name in read_file_names(found)] == pictures
+    assert read_file_names(workspace.find(layout.prepared_set(params.data.id))) == ()
     prepare.prepare_split(workspace, params.data, SEED)
     prepare.prepare_wild(workspace, params.data, "lsun-r", SEED)
     assert all(wild_files(workspace, params.data.id, "lsun-r", SEED, np.array([0, 3])))  # nothing but these

@@ -17,7 +17,7 @@ from salcli.data.image_set import ImageSet
 from salcli.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -36,14 +36,21 @@ class Description:
     class_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # n
     made_with: Mapping[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()  # n, where images come from files of their own
+    files: tuple[str, ...] = ()  # n, where each image comes from a file
 
 
-def write_image_set(path: Path, image_set: ImageSet, name: str, made_with: Mapping[str, Any] | None = None) -> None:
+def write_image_set(
+    path: Path,
+    image_set: ImageSet,
+    name: str,
+    made_with: Mapping[str, Any] | None = None,
+    files: tuple[str, ...] = (),
+) -> None:
     """Store what the set has. Its images may be a map of another file: they are copied piece by piece."""
     images = image_set.images
-    rest = Description(name, image_set.labels, image_set.class_names, image_set.is_test, made_with or {})
-    write_streamed(path, images.shape, images.dtype, _pieces(images), lambda: rest)
+    pieces = (images[start : start + ROWS_AT_ONCE] for start in range(0, len(images), ROWS_AT_ONCE))
+    rest = Description(name, image_set.labels, image_set.class_names, image_set.is_test, made_with or {}, files)
+    write_streamed(path, images.shape, images.dtype, pieces, lambda: rest)
 
 
 def write_streamed(
@@ -70,7 +77,8 @@ def write_streamed(
                 _write_rest(file, rest)
         if n_written < shape[0]:
             images = _mapped(place, dtype, shape, _offset_of(place))[:n_written]
-            write_streamed(path, images.shape, dtype, _pieces(images), lambda: rest)
+            kept = ImageSet(images, rest.labels, rest.class_names, rest.is_test)
+            write_image_set(path, kept, rest.name, rest.made_with, rest.files)
         elif place != path:
             place.replace(path)
     finally:
@@ -92,22 +100,16 @@ def read_image_set(found: Found) -> ImageSet:
         return image_set
 
 
-def read_files(found: Found, rows: NDArray[np.int64]) -> list[str]:
-    """The names of the files that some images came from, below the folder of their set; empty where unknown."""
+def read_file_names(found: Found) -> tuple[str, ...]:
+    """The file of each image, below the place of its set; empty where images do not come from files of their own."""
     with reading(found, KIND) as file:
-        names = file["files"][()] if "files" in file else np.full(len(file["images"]), b"")
-        return [os.fsdecode(name) for name in names[rows]]
+        return tuple(os.fsdecode(name) for name in file.get("files", ()))
 
 
 def read_made_with(found: Found) -> dict[str, Any]:
     """How a set was decoded."""
     with reading(found, KIND) as file:
         return about(file)
-
-
-def _pieces(images: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Of a size that fits in memory."""
-    return (images[start : start + ROWS_AT_ONCE] for start in range(0, len(images), ROWS_AT_ONCE))
 
 
 def _write_images(file: h5py.File, shape: tuple[int, ...], dtype: np.dtype[Any], pieces: Iterable[NDArray[Any]]) -> int:
@@ -124,10 +126,9 @@ def _write_rest(file: h5py.File, rest: Description) -> None:
         array = getattr(rest, name)
         if array is not None:
             file.create_dataset(name, data=array)
-    if rest.class_names:  # no attribute: those may not be longer than 64 kB
-        file.create_dataset("class_names", data=np.array([os.fsencode(name) for name in rest.class_names]))
-    if rest.files:
-        file.create_dataset("files", data=np.array([os.fsencode(name) for name in rest.files]))
+    for names in ("class_names", "files"):  # no attributes: those may not be longer than 64 kB
+        if getattr(rest, names):
+            file.create_dataset(names, data=np.array([os.fsencode(name) for name in getattr(rest, names)]))
     file.attrs["about"] = json.dumps({**rest.made_with, "name": rest.name}, sort_keys=True)
 
 

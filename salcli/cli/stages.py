@@ -115,6 +115,7 @@ def train_id(
 ) -> None:
     """Train the classifier on labeled ID data."""
     from salcli.cli.session import Session
+    from salcli.reporting.class_notes import class_notes
     from salcli.reporting.console import console
     from salcli.reporting.stage_tables import train_id_table
     from salcli.stages import train_id as stage
@@ -137,6 +138,8 @@ def train_id(
     with session.processes():
         done = [stage.run(session.workspace, session.params, one, session.progress) for one in session.seeds]
     console.print(train_id_table(done))
+    for line, style in class_notes(done):
+        console.print(line, style=style, highlight=False, markup=False)
     session.finish([path for result in done for path in result.written], "salcli extract-grads")
 
 

@@ -60,6 +60,8 @@ def _for_network(network: Classifier, state: dict[str, Tensor]) -> tuple[Given, 
         ours: (name, state[name]) for name, ours in names.items() if ours in expected or not ours.startswith(unused)
     }
     kept = {name for name, _ in useful.values()}
+    if f"{HEAD}weight" in useful and not network.backbone.head_has_bias:
+        useful.setdefault(f"{HEAD}bias", (f"{HEAD}bias", torch.zeros(network.spec.n_classes)))
     return useful, [name for name in state if name not in kept]
 
 

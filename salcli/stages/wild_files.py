@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from salcli.artifacts import layout
-from salcli.artifacts.images import read_files
+from salcli.artifacts.images import read_file_names
 from salcli.stages.inputs import wild_images
 
 if TYPE_CHECKING:
@@ -23,4 +23,5 @@ def wild_files(workspace: Workspace, id_name: str, ood: str, seed: int, index: n
     n_id = len(wild.sets[0])
     if (wild.source < n_id).any():
         return [""] * len(index)
-    return read_files(workspace.find(layout.prepared_ood_set(ood)), wild.source[index] - n_id)
+    names = read_file_names(workspace.find(layout.prepared_ood_set(ood)))
+    return [names[i - n_id] if names else "" for i in wild.source[index]]

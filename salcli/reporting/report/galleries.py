@@ -92,7 +92,7 @@ def misses(workspace: Workspace, params: Params, experiment: Experiment, top: in
         return None
     scores = evaluation.main.ood
     if evaluation.unseen:
-        rows = unseen_ood_images(workspace, params.data, evaluation.unseen, experiment.seed)
+        rows = unseen_ood_images(workspace, params.data, evaluation.unseen, experiment.seed, experiment.ood)
     else:
         rows = ood_test_images(workspace, experiment.ood, experiment.seed)
     _check_length(rows, scores)
