@@ -382,7 +382,7 @@ def test_where_the_truth_is_unknown_it_says_so(workspace: Workspace) -> None:
                 del file[method]["ood"]
     params, _ = load_params(root / "params.yaml")
     experiment = read_experiment(workspace, params, OOD, SEED)
-    assert [tile.value for tile in tiles(experiment)[2:]] == ["unknown", "unknown", "unknown", "90.0%"]
+    assert [tile.value for tile in tiles(experiment)[2:]] == ["unknown", "unknown", "90.0%"]
     assert experiment.evaluation
     assert not experiment.evaluation.has_ood
     assert [one.roc for one in experiment.evaluation.methods] == [None, None]

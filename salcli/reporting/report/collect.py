@@ -67,7 +67,7 @@ def collect(
             task.advance(1)
     results = _results(workspace, params)
     return Report(
-        title=f"{params.data.id}, wild data with {ood}",
+        title=f"{params.data.id}, wild data {'' if params.data.pi == 'unknown' else 'with '}{ood}",
         experiment=experiment,
         filter_mark=filter_mark(workspace.find(layout.candidates(ood, seed))),
         tiles=tiles(experiment),
@@ -92,7 +92,8 @@ def collect(
 
 def _method(one: MethodScores) -> MethodCharts:
     charts = [histogram_chart(one), *([roc_chart(one)] if one.roc else [])]
-    figures = f"FPR95 {percent(one.figures.get('fpr95'))}, AUROC {percent(one.figures.get('auroc'))}"
+    of = one.figures
+    figures = f"FPR95 {percent(of.get('fpr95'))}, AUROC {percent(of.get('auroc'))}" if len(one.ood) else ""
     return MethodCharts(label(one.method), figures, _drawn(charts))
 
 

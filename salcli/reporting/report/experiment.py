@@ -139,9 +139,9 @@ def _read_evaluation(workspace: Workspace, ood: str, seed: int, unseen: str | No
     if not methods:
         raise BadArtifactError(f"{found.path} holds no scores; {found.cure}")
 
-    def rank(one: MethodScores) -> tuple[float, str]:
+    def rank(one: MethodScores) -> tuple[float, bool, str]:
         fpr95 = one.figures.get("fpr95")
-        return (math.inf if fpr95 is None else fpr95, one.method)
+        return math.inf if fpr95 is None else fpr95, one.method != "sal", one.method
 
     return Evaluation(unseen or ood, unseen, sorted(methods, key=rank))
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from salcli.artifacts import layout
+from salcli.artifacts.images import read_file_names
 from salcli.errors import BadArtifactError
 from salcli.reporting.score_names import score_label
 from salcli.stages.inputs import classifier_of, id_images, ood_test_images, unseen_ood_images, wild_images
@@ -38,7 +40,7 @@ class Picture:
     source: str  # a data: address
     size: int
     class_name: str
-    class_word: str  # what the class is: predicted as, is a
+    class_word: str  # what the class is: predicted as, of class
     score: float
     score_name: str
     file: str = ""
@@ -92,14 +94,17 @@ def misses(workspace: Workspace, params: Params, experiment: Experiment, top: in
         return None
     scores = evaluation.main.ood
     if evaluation.unseen:
+        place = layout.unseen_set(evaluation.unseen)
         rows = unseen_ood_images(workspace, params.data, evaluation.unseen, experiment.seed, experiment.ood)
     else:
+        place = layout.prepared_ood_set(experiment.ood)
         rows = ood_test_images(workspace, experiment.ood, experiment.seed)
     _check_length(rows, scores)
     index = np.argsort(-scores, kind="stable")[:top]
     predicted = _predictions(workspace, experiment, rows, index)
     n_all = int((scores >= evaluation.main.threshold).sum())
-    return _test_gallery(rows, index, predicted, "predicted as", scores, n_all)
+    names = read_file_names(workspace.find(place))
+    return _test_gallery(rows, index, predicted, "predicted as", scores, n_all, names)
 
 
 def false_alarms(workspace: Workspace, params: Params, experiment: Experiment, top: int) -> Gallery | None:
@@ -113,15 +118,23 @@ def false_alarms(workspace: Workspace, params: Params, experiment: Experiment, t
     index = np.argsort(scores, kind="stable")[:top]
     labels = [experiment.class_names[label] for label in test.labels[torch.from_numpy(index)].tolist()]
     n_all = int((scores < evaluation.main.threshold).sum())
-    return _test_gallery(test.images, index, labels, "is a", scores, n_all)
+    names = read_file_names(workspace.find(layout.prepared_set(params.data.id)))
+    return _test_gallery(test.images, index, labels, "of class", scores, n_all, names)
 
 
 def _test_gallery(
-    rows: ImageRows, index: np.ndarray, names: Sequence[str], word: str, scores: np.ndarray, n_all: int
+    rows: ImageRows,
+    index: np.ndarray,
+    classes: Sequence[str],
+    word: str,
+    scores: np.ndarray,
+    n_all: int,
+    names: Sequence[str],  # of the files that the images of the set come from, if any
 ) -> Gallery:
+    files = [names[i] if names else "" for i in rows.source[index]]
     pictures = [
-        Picture(int(i), source, size, name, word, float(scores[i]), "score")
-        for i, name, (source, size) in zip(index, names, _thumbnails(rows, index), strict=True)
+        Picture(int(i), source, size, class_name, word, float(scores[i]), "score", file)
+        for i, class_name, (source, size), file in zip(index, classes, _thumbnails(rows, index), files, strict=True)
     ]
     return Gallery(pictures, n_all)
 

@@ -14,7 +14,7 @@ from salcli.reporting.score_names import score_label
 from salcli.stages.id_fit import ACCURACY_THE_THEORY_NEEDS
 
 if TYPE_CHECKING:
-    from salcli.reporting.report.experiment import Experiment
+    from salcli.reporting.report.experiment import Evaluation, Experiment
     from salcli.reporting.results import Results, Row
 
 
@@ -71,15 +71,21 @@ def tiles(experiment: Experiment) -> list[Tile]:
         ),
     ]
     if experiment.evaluation:
-        main = experiment.evaluation.main
-        name, of = label(main.method), main.figures
-        on = f"of OOD test data pass as ID (FPR95), {experiment.evaluation.test_set}"
-        shown += [
-            Tile(f"{name} lets through", percent(of.get("fpr95")), on),
-            Tile(f"{name} separates", percent(of.get("auroc")), "AUROC: 50% is chance, 100% is perfect"),
-            Tile("ID accuracy", percent(of.get("id_accuracy")), f"on ID test data, by the network of {name}"),
-        ]
+        shown += _test_tiles(experiment.evaluation)
     return shown
+
+
+def _test_tiles(evaluation: Evaluation) -> list[Tile]:
+    name, of = label(evaluation.main.method), evaluation.main.figures
+    accuracy = Tile("ID accuracy", percent(of.get("id_accuracy")), f"on ID test data, by the network of {name}")
+    if not evaluation.has_ood:
+        return [Tile(f"{name} lets through", "unknown", "there are no OOD test images (data.test_ood)"), accuracy]
+    passed = f"of OOD test data pass as ID (FPR95), {evaluation.test_set}"
+    return [
+        Tile(f"{name} lets through", percent(of.get("fpr95")), passed),
+        Tile(f"{name} separates", percent(of.get("auroc")), "AUROC: 50% is chance, 100% is perfect"),
+        accuracy,
+    ]
 
 
 def fit_warning(experiment: Experiment) -> str:
