@@ -227,6 +227,12 @@ def test_wild_data_that_are_the_labeled_ones_are_refused(photos: Path, tmp_path:
     assert "all 40 images of labeled-2 are in labeled, too" in denied(tmp_path / "d", "--id", same, "--wild", same)
 
 
+def test_wild_data_around_the_labeled_ones_lose_those(photos: Path, tmp_path: Path) -> None:
+    shown = init(tmp_path / "d", "--id", str(photos / "labeled"), "--wild", str(photos), "--no-dvc")
+    assert "photos: 72 images" in shown
+    assert "40 files of photos, left out in labeled, too: labeled/a/0.png" in shown
+
+
 def test_a_place_that_yaml_cannot_hold_is_refused_with_a_way_out(photos: Path, tmp_path: Path) -> None:
     odd = photos.rename(tmp_path / os.fsdecode(b"\xff"))
     assert "is not valid UTF-8, so params.yaml cannot hold it" in denied(tmp_path / "d", *options(odd))

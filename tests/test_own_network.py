@@ -190,9 +190,20 @@ def test_networks_that_share_weights_are_stored_and_read_again(code: Path) -> No
         read_network(Found(code / "net.safetensors"), OodClassifier)
 
 
-def test_timm_is_built_by_name_and_missed_by_name() -> None:
+def test_timm_is_built_by_name_and_missed_by_name(tmp_path: Path) -> None:
     pytest.importorskip("timm")
     assert head_of("timm:resnet10t", None, 3, (1, 32, 32)) == "fc"
+    source, target = (Classifier(spec("timm:resnet10t", "fc", n_classes)) for n_classes in (7, 3))
+    torch.save(
+        {
+            key.replace("backbone.body.", "").replace("head.", "fc."): value
+            for key, value in source.state_dict().items()
+        },
+        tmp_path / "pretrained.pt",
+    )
+    report = load_weights(target, tmp_path / "pretrained.pt")
+    assert (report.head_was_loaded, report.ignored) == (False, ("fc.weight", "fc.bias"))  # for other classes
+    assert torch.equal(source.backbone.body.conv1[0].weight, target.backbone.body.conv1[0].weight)
     with pytest.raises(ModelError, match=r"timm has no model resnet_18 \(did you mean resnet18"):
         head_of("timm:resnet_18", None, 3, SHAPE)
 

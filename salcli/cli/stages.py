@@ -90,9 +90,11 @@ def prepare(
     if PreparePart.unseen_set in wanted:
         done += [stage.prepare_unseen_set(workspace, data, name, session.progress) for name in session.unseen_sets]
     if PreparePart.id_split in wanted:
-        done += [stage.prepare_split(workspace, data, one_seed) for one_seed in session.seeds]
+        done += [stage.prepare_split(workspace, data, one_seed, session.progress) for one_seed in session.seeds]
     if PreparePart.wild in wanted:
-        done += [stage.prepare_wild(workspace, data, *experiment) for experiment in session.experiments()]
+        done += [
+            stage.prepare_wild(workspace, data, *experiment, session.progress) for experiment in session.experiments()
+        ]
     console.print(prepared_table(done))
     for note in filter(None, (result.note for result in done)):
         console.print(note, style="yellow", highlight=False, markup=False)

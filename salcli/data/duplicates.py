@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from salcli.progress import Silent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -21,13 +23,19 @@ if TYPE_CHECKING:
     Digests = NDArray[np.void]  # n, 16 bytes each
 
 BYTES = 16
+AT_ONCE = 1024
+SILENT = Silent()
 
 
-def pixel_digests(images: NDArray[np.generic], rows: NDArray[np.int64] | None = None) -> Digests:
+def pixel_digests(images: NDArray[np.generic], rows: NDArray[np.int64] | None = None, task: Task = SILENT) -> Digests:
     """One for each image (n, C, H, W), or for some rows; equal pixels have equal digests."""
     index = np.arange(len(images)) if rows is None else rows
-    digests = b"".join(hashlib.blake2b(images[i].tobytes(), digest_size=BYTES).digest() for i in index)
-    return np.frombuffer(digests, dtype=f"V{BYTES}")
+    digests = []
+    for start in range(0, len(index), AT_ONCE):
+        block = index[start : start + AT_ONCE]
+        digests += [hashlib.blake2b(images[i].tobytes(), digest_size=BYTES).digest() for i in block]
+        task.advance(len(block))
+    return np.frombuffer(b"".join(digests), dtype=f"V{BYTES}")
 
 
 def first_of_each(digests: Digests) -> NDArray[np.int64]:

@@ -165,11 +165,14 @@ def _network(values: dict[str, Any], kind: str, network: OwnNetwork | None, *, h
     if network.is_trained:
         # a trained network is only to be nudged
         values |= {"train_id.epochs": 0, "train_ood.lr": 0.001}
+    elif network.weights:
+        values["train_id.lr"] = 0.01  # or what it has learnt would be lost in the first steps
     values["train_id.weights"] = network.weights
     for key, given in (("mean", network.mean), ("std", network.std)):
         if given is not None:
             values[f"model.{key}"] = given
-    why = "yours" + (f", with {network.weights}" if network.weights else "")
+    how = "with" if network.is_trained else "starts from"
+    why = "yours" + (f", {how} {network.weights}" if network.weights else "")
     return Choice("network", f"{network.backbone}{f', head {network.head}' if network.head else ''}", why)
 
 

@@ -60,7 +60,7 @@ def run(
     methods: tuple[str, ...] = params.evaluate.methods
     id_test = id_images(workspace, params.data.id, "test", seed)
     if unseen:
-        ood_test = unseen_ood_images(workspace, params.data, unseen, seed, ood)
+        ood_test = unseen_ood_images(workspace, params.data, unseen, seed, ood, progress)
     else:
         ood_test = ood_test_images(workspace, ood, seed)
     n_images = n_passes(methods) * (len(id_test) + len(ood_test))

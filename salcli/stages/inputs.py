@@ -19,11 +19,12 @@ from salcli.data.duplicates import pixel_digests
 from salcli.data.splits import split_ood
 from salcli.errors import DataError
 from salcli.models.network import Classifier
+from salcli.progress import Silent
 
 if TYPE_CHECKING:
     from salcli.artifacts.layout import Found, Workspace
-    from salcli.data.image_set import ImageSet
     from salcli.params import DataParams
+    from salcli.progress import Progress
 
 IdPart = Literal["train", "calibration", "test"]
 
@@ -94,7 +95,9 @@ def ood_test_images(workspace: Workspace, name: str, seed: int) -> ImageRows:
     return ImageRows((image_set.images,), read_ood_test(mixture_of(workspace, name, seed)))
 
 
-def unseen_ood_images(workspace: Workspace, params: DataParams, name: str, seed: int, ood: str = "") -> ImageRows:
+def unseen_ood_images(
+    workspace: Workspace, params: DataParams, name: str, seed: int, ood: str = "", progress: Progress | None = None
+) -> ImageRows:
     """OOD images of another kind than those in the wild data: all of them, or what was published for testing.
 
     A set that hides in the wild data of another experiment is tested on what is kept out there: two sets may be
@@ -107,21 +110,23 @@ def unseen_ood_images(workspace: Workspace, params: DataParams, name: str, seed:
     else:
         index = np.arange(len(image_set)) if image_set.is_test is None else np.flatnonzero(image_set.is_test)
     if ood and name in params.own:
-        index = _only_here(workspace, params, image_set, index, name, ood, seed)
+        rows = ImageRows((image_set.images,), index)
+        is_known = _is_known(rows, wild_images(workspace, params.id, ood, seed), name, progress or Silent())
+        if is_known.all():
+            raise DataError(
+                f"all {len(index)} images of {name} are in the ID data or in the wild data ({ood}), too; "
+                "a test needs images that are not"
+            )
+        index = index[~is_known]
     return ImageRows((image_set.images,), index)
 
 
-def _only_here(
-    workspace: Workspace, params: DataParams, image_set: ImageSet, index: np.ndarray, name: str, ood: str, seed: int
-) -> np.ndarray:
-    """Without the pictures that networks may have been trained on."""
-    wild = wild_images(workspace, params.id, ood, seed)
+def _is_known(rows: ImageRows, wild: ImageRows, name: str, progress: Progress) -> np.ndarray:
+    """Which of the pictures are in the ID data or in the wild data, so that networks may have been trained on them."""
     id_set, ood_set = wild.sets
-    in_wild = pixel_digests(ood_set, wild.source[wild.source >= len(id_set)] - len(id_set))
-    is_known = np.isin(pixel_digests(image_set.images, index), np.concatenate([pixel_digests(id_set), in_wild]))
-    if is_known.all():
-        raise DataError(
-            f"all {len(index)} images of {name} are in the ID data or in the wild data ({ood}), too; "
-            "a test needs images that are not"
-        )
-    return index[~is_known]
+    in_wild = wild.source[wild.source >= len(id_set)] - len(id_set)
+    with progress.task(
+        f"compare {name} with ID and wild data", len(rows) + len(id_set) + len(in_wild), "images"
+    ) as task:
+        known = [pixel_digests(id_set, task=task), pixel_digests(ood_set, in_wild, task)]
+        return np.isin(pixel_digests(rows.sets[0], rows.source, task), np.concatenate(known))

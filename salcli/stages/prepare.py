@@ -160,14 +160,17 @@ def check_classes(name: str, source: Source) -> None:
         )
 
 
-def prepare_split(workspace: Workspace, params: DataParams, seed: int) -> Prepared:
+def prepare_split(workspace: Workspace, params: DataParams, seed: int, progress: Progress | None = None) -> Prepared:
     """Deal the ID data to training, calibration, wild and test."""
     id_set = read_image_set(workspace.find(layout.prepared_set(params.id)))
     if id_set.labels is None:
         raise DataError(f"{params.id} has no labels, so it cannot be the ID set")
     shares = params.id_shares.model_dump()
     is_own = params.id in params.own
-    dealt = first_of_each(pixel_digests(id_set.images)) if is_own else np.arange(len(id_set))
+    dealt = np.arange(len(id_set))
+    if is_own:
+        with (progress or Silent()).task(f"compare {params.id}", len(id_set), "images") as task:
+            dealt = first_of_each(pixel_digests(id_set.images, task=task))
     is_test = None if id_set.is_test is None else id_set.is_test[dealt]
     split = split_id(id_set.labels[dealt], shares, seed, is_test, class_names=id_set.class_names if is_own else ())
     split = IdSplit(**{part: dealt[index] for part, index in vars(split).items()})
@@ -186,7 +189,9 @@ def _left_out(n: int, name: str, other: str) -> str:
     return f"{name}: {n} images are in {other} as well, pixel by pixel, and are left out"
 
 
-def prepare_wild(workspace: Workspace, params: DataParams, ood: str, seed: int) -> Prepared:
+def prepare_wild(
+    workspace: Workspace, params: DataParams, ood: str, seed: int, progress: Progress | None = None
+) -> Prepared:
     """Mix the wild data, and keep the rest of the OOD data for the test."""
     id_set = read_image_set(workspace.find(layout.prepared_set(params.id)))
     ood_set = read_image_set(workspace.find(layout.prepared_ood_set(ood)))
@@ -199,7 +204,10 @@ def prepare_wild(workspace: Workspace, params: DataParams, ood: str, seed: int) 
     id_pool = read_id_split(found_split).wild
     pool = np.arange(len(ood_set))
     if ood in params.own:
-        pool = np.flatnonzero(~np.isin(pixel_digests(ood_set.images), pixel_digests(id_set.images)))
+        n_compared = len(id_set) + len(ood_set)
+        with (progress or Silent()).task(f"compare {ood} with {params.id}", n_compared, "images") as task:
+            wild, labeled = (pixel_digests(one.images, task=task) for one in (ood_set, id_set))
+        pool = np.flatnonzero(~np.isin(wild, labeled))
     if params.pi == UNKNOWN:
         ood_split = OodSplit(pool, np.empty(0, np.int64))
         mixture = wild_as_it_is(pool, len(id_set))
