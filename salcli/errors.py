@@ -73,6 +73,10 @@ class PaperError(SalError):
     """The paper reports nothing that these results could be compared with."""
 
 
+class ReviewError(SalError):
+    """A list of candidates that a person corrected cannot be used."""
+
+
 class MetricsError(SalError):
     """Scores that no metric can be computed from."""
 

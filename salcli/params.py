@@ -166,6 +166,7 @@ class TrainOodParams(TrainParams):
 
     loss_weight: Positive
     candidate_id: bool
+    review: Annotated[str, Field(min_length=1)] | None
 
 
 class EvaluateParams(Section):

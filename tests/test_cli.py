@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from salcli.artifacts.layout import Workspace
 
 STAGE_COMMANDS = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate"]
-COMMANDS = ["presets", "toy", "init", *STAGE_COMMANDS, "table", "inspect", "theory", "sweep-pi"]
+COMMANDS = ["presets", "toy", "init", *STAGE_COMMANDS, "table", "report", "review", "inspect", "theory", "sweep-pi"]
 CHAIN = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate", "table"]
 CONSOLE_SCRIPT = str(Path(sys.executable).with_name("salcli"))
 # pydantic is not among them: Typer itself uses it

@@ -69,6 +69,7 @@ def test_every_stage_depends_on_its_own_code(name: str) -> None:
     also = {
         "train-id": ["weights", "network"],
         "train-encoder": ["network"],
+        "train-ood": ["review"],
         "prepare-id-set": ["data.${data.id}"],
         "prepare-ood-set": ["data.${item.ood}"],
         "prepare-unseen-set": ["data.${item.unseen}"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salcli import __version__
-from salcli.cli import data, encoders, fingerprints, projects, stages, sweep, theory, views
+from salcli.cli import data, encoders, fingerprints, projects, report, review, stages, sweep, theory, views
 from salcli.cli.errors import friendly_errors
 from salcli.cli.lazy_group import MARKUP, LazyGroup, build_later
 
@@ -69,6 +69,8 @@ app.command("train-encoder", rich_help_panel=PIPELINE)(encoders.train_encoder)
 app.command(rich_help_panel=PIPELINE)(stages.evaluate)
 app.command(hidden=True)(fingerprints.fingerprints)
 app.command(rich_help_panel=RESULTS)(views.table)
+app.command(rich_help_panel=RESULTS)(report.report)
+app.command(rich_help_panel=RESULTS)(review.review)
 app.command(rich_help_panel=RESULTS)(views.inspect)
 app.command(rich_help_panel=RESULTS)(theory.theory)
 app.command("sweep-pi", rich_help_panel=RESULTS)(sweep.sweep_pi)

@@ -8,7 +8,7 @@ from salcli.cli.options import PARAMS_YAML, ParamsFile
 
 
 def fingerprints(params: ParamsFile = PARAMS_YAML) -> None:
-    """Write down what DVC cannot see, so that it notices a change: code, raw data, given weights, own networks."""
+    """Write down what DVC cannot see, so that it notices a change: code, raw data, given files, own networks."""
     import json
 
     from salcli.artifacts.atomic import write_text
@@ -22,7 +22,7 @@ def fingerprints(params: ParamsFile = PARAMS_YAML) -> None:
     from salcli.source import stage_fingerprints
 
     workspace, (chosen, _) = Workspace(params.parent), load_params(params)
-    data, weights = chosen.data, chosen.train_id.weights
+    data, weights, review = chosen.data, chosen.train_id.weights, chosen.train_ood.review
     root = data_root(params_root=data.root, workspace=workspace.root)
 
     def files_of(name: str) -> list[Path]:
@@ -34,6 +34,7 @@ def fingerprints(params: ParamsFile = PARAMS_YAML) -> None:
         "code": stage_fingerprints(),
         "data": {name: fingerprint_of_listing(files_of(name)) for name in (data.id, *data.ood, *data.test_ood)},
         "weights": fingerprint_of_file(workspace.given(weights)) if weights else "",
+        "review": fingerprint_of_file(workspace.given(review)) if review else "",
         "network": code_fingerprint(chosen.model.backbone, workspace.given(chosen.model.code)),
     }
     write_text(workspace.target(outside_fingerprints()), json.dumps(content, indent=2) + "\n")

@@ -105,13 +105,21 @@ class Session:
         return [(ood, seed) for ood in self.ood_sets for seed in self.seeds]
 
     def finish(
-        self, written: Iterable[Path], next_command: str, *, takes: tuple[str, ...] = ("--ood", "--seed")
+        self,
+        written: Iterable[Path],
+        next_command: str,
+        *,
+        takes: tuple[str, ...] = ("--ood", "--seed"),
+        outside: Iterable[Path] = (),
     ) -> None:
-        """Say what was written and what comes next, if anything, with the options that it takes as well."""
+        """Say what was written and what comes next, if anything, with the options that it takes as well.
+
+        `outside` are files that lie where the user wanted them.
+        """
         if self.workspace.inputs_from_scratch:
             names = sorted(set(self.workspace.inputs_from_scratch))
             _say(f"read from {SCRATCH}/: {', '.join(names)}", "yellow")
-        shown = [path.relative_to(self.workspace.root) for path in written]
+        shown = [*(path.relative_to(self.workspace.root) for path in written), *outside]
         head = ", ".join(str(path) for path in shown[:4])
         more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
         _say(f"wrote {head}{more}; worked {self.progress.seconds:.1f} s", "dim")

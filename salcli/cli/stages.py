@@ -256,6 +256,9 @@ def train_ood(
     candidate_id: Annotated[
         bool | None, override("train_ood.candidate_id", "Let wild samples below the threshold count as ID.")
     ] = None,
+    review: Annotated[
+        str | None, override("train_ood.review", "A list of candidates that you corrected: see `salcli review`.")
+    ] = None,
 ) -> None:
     """Train with the wild data: SAL's OOD classifier with the candidate outliers, and rivals."""
     from salcli.cli.session import Session, evaluate_command
@@ -274,6 +277,7 @@ def train_ood(
         "train_ood.lr": lr,
         "train_ood.loss_weight": loss_weight,
         "train_ood.candidate_id": candidate_id,
+        "train_ood.review": review,
     }
     session = Session.open(
         params,

@@ -33,6 +33,9 @@ def table(
     paper: Annotated[
         bool, typer.Option("--paper", help="Set them beside the figures of the paper's tables that fit params.yaml.")
     ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show what the runs in scratch/ changed: before → after.")
+    ] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.rich,
 ) -> None:
     """Collect every evaluation of the workspace: mean ± std over seeds, best value bold."""
@@ -42,6 +45,9 @@ def table(
     from salcli.reporting.console import console
     from salcli.reporting.results import Results, asked_for
 
+    if compare:
+        _compare_with_scratch(params, paper=paper, output_format=output_format)
+        return
     if paper:
         _refuse(scratch=scratch, everything=everything)
         _compare_with_paper(params, output_format)
@@ -55,7 +61,8 @@ def table(
     match output_format:
         case Format.rich:
             if scratch:
-                console.print(f"from {SCRATCH}/: runs by hand, not what `dvc repro` builds", style="yellow")
+                others = "runs by hand, not what `dvc repro` builds (--compare sets both side by side)"
+                console.print(f"from {SCRATCH}/: {others}", style="yellow")
             console.print(render.rich_table(results, console.width))
         case Format.markdown:
             print(render.markdown(results))
@@ -65,6 +72,20 @@ def table(
             print(render.flat(results).to_csv(index=False), end="")
         case Format.json:
             print(render.flat(results).to_json(orient="records", indent=2))
+
+
+def _compare_with_scratch(params: Path, *, paper: bool, output_format: Format) -> None:
+    """Before: what `dvc repro` built; after: the runs by hand."""
+    from salcli.artifacts.layout import RUNS, SCRATCH
+    from salcli.reporting.compare_table import compare_table
+    from salcli.reporting.console import console
+    from salcli.reporting.results import Results
+
+    if paper or output_format is not Format.rich:
+        option = "--paper" if paper else f"--format {output_format}"
+        raise ParamsError(f"--compare shows two runs in the terminal; leave {option} out")
+    before, after = (Results.from_folder(folder / RUNS) for folder in (params.parent, params.parent / SCRATCH))
+    console.print(compare_table(before, after))
 
 
 def _refuse(*, scratch: bool, everything: bool) -> None:

@@ -65,7 +65,7 @@ def densities(axes: Axes, samples: Sequence[tuple[Any, str, str]], bins: Any) ->
         weights = np.full(len(inside), 1 / max(1, len(inside)))
         axes.hist(
             inside, bins, weights=weights, histtype="stepfilled", label=name, hatch=hatch, linewidth=1.4,
-            edgecolor=colour, facecolor=(*to_rgb(colour), 0.25),
+            edgecolor=colour, facecolor="none" if hatch else (*to_rgb(colour), 0.25),  # SVG cannot do both at once
         )  # fmt: skip
 
 

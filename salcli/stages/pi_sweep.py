@@ -120,7 +120,8 @@ class _Experiment:
         """Fails where something is missing that the experiment has to be given."""
         data = params.data.model_copy(update={"pi": pi})
         scoring = params.evaluate.model_copy(update={"methods": (METHOD,)})
-        chosen = params.model_copy(update={"data": data, "evaluate": scoring})
+        training = params.train_ood.model_copy(update={"review": None})  # that was about other candidates
+        chosen = params.model_copy(update={"data": data, "evaluate": scoring, "train_ood": training})
         inputs = {place.name: fingerprint(workspace.find(place).path) for place in _inputs(params, ood, seed)}
         own = workspace.within(layout.pi_sweep_folder(pi))
         return cls(pi, ood, seed, own, chosen, _made_with(chosen, inputs, code))

@@ -19,6 +19,7 @@ from salcli.progress import Silent
 from salcli.seeding import derived_seed
 from salcli.stages.batches import Batches, EndlessImages
 from salcli.stages.inputs import classifier_of, id_images, mixture_of, wild_images
+from salcli.stages.reviewed import Reviewed, reviewed
 from salcli.stages.train_step import STEP, train_step
 from salcli.stages.wild_methods import WILD_METHODS, Start
 from salcli.training import Epoch, Run, reproducible, train
@@ -58,7 +59,9 @@ def run(
     wild = wild_images(workspace, params.data.id, ood, seed)
     # rivals do without the filter, so another filter is nothing to them
     candidates = _matching_candidates(workspace, found, ood, seed) if method == SAL else None
-    n_outliers = len(wild) if candidates is None else len(candidates.index)
+    review = _review(workspace, params, candidates, ood, seed)
+    is_candidate = review.is_candidate if review else candidates.is_candidate if candidates else None
+    n_outliers = len(wild) if is_candidate is None else int(is_candidate.sum())
     made_with = {
         "method": method,
         "network": fingerprint(found),
@@ -67,11 +70,11 @@ def run(
         "seed": seed,
         "n_outliers": n_outliers,
         **_chosen(params, method),
+        **({"review": review.made_with} if review else {}),
         "numerics": params.numerics.model_dump(),
     }
     # the same draws for all rivals: they see the same images in the same order
     with computing(params) as compute, reproducible(seed, f"train-ood/{ood}") as generator:
-        is_candidate = None if candidates is None else candidates.is_candidate
         chosen = WILD_METHODS[method](Start(classifier, training, wild, is_candidate, params, compute))
         augment_generator = torch.Generator().manual_seed(derived_seed(seed, f"augment/{ood}"))
         others = {name: EndlessImages(images, compute, generator) for name, images in chosen.others.items()}
@@ -93,6 +96,8 @@ def run(
         with (progress or Silent()).task(what, course.n_images, "images") as task:
             point = workspace.target(layout.resume_state(f"train-{method}", seed, ood))
             keeper = ResumePoint(point, config, task)
+            if params.train_ood.review and candidates:
+                task.note(str(review or f"not in {params.train_ood.review}, so its candidates stay as they are"))
             curve = train(course, task, keeper)
             if note := chosen.finish():
                 task.note(f"{method}: {note}")
@@ -107,12 +112,22 @@ def run(
 
 def _chosen(params: Params, method: str) -> dict[str, Any]:
     """The params that a method is trained with: all share a schedule."""
-    schedule = params.train_ood.model_dump()
+    schedule = params.train_ood.model_dump(exclude={"review"})  # what matters is what it says, not where it lies
     if method == SAL:
         return {"train_ood": schedule}
     own = ("loss_weight", "candidate_id")  # SAL's
     shared = {key: value for key, value in schedule.items() if key not in own}
     return {"train_ood": shared, "train_rival": params.train_rival.of(method).model_dump()}
+
+
+def _review(
+    workspace: Workspace, params: Params, candidates: Candidates | None, ood: str, seed: int
+) -> Reviewed | None:
+    """What a person decided about the candidates, where params name a list."""
+    if candidates is None or params.train_ood.review is None:
+        return None
+    found = workspace.find(layout.candidates(ood, seed))
+    return reviewed(workspace.given(params.train_ood.review), candidates, found, ood, seed)
 
 
 def _matching_candidates(workspace: Workspace, classifier: Found, ood: str, seed: int) -> Candidates:
