@@ -35,7 +35,7 @@ def read_picture(path: Path, size: int, channels: int, fit: Literal["resize", "c
     """C, H, W of one file. The caller turns PIL's warning of decompression bombs into an error."""
     try:
         with Image.open(path) as image:
-            return fit_picture(_plain(image), size, channels, fit)
+            return fit_picture(plain(image), size, channels, fit)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         limit = f"{Image.MAX_IMAGE_PIXELS or 0:,}"
         raise BadPictureError(f"it has more than {limit} pixels, which could fill the memory") from None
@@ -72,7 +72,7 @@ def fit_array(pixels: NDArray[np.uint8], size: int, channels: int, fit: Literal[
     return fit_picture(Image.fromarray(np.ascontiguousarray(plane)), size, channels, fit)
 
 
-def _plain(image: Image.Image) -> Image.Image:
+def plain(image: Image.Image) -> Image.Image:
     """Upright, in 8 bits, without transparency."""
     has_16_bits = image.mode in SIXTEEN_BITS or (image.mode == "I" and image.format in ("PNG", "PPM"))
     image = ImageOps.exif_transpose(image)
