@@ -15,7 +15,7 @@ from salcli.artifacts.checkpoint import SCHEMA, Header, read_header
 from salcli.calibration import ID_QUANTILE, threshold_that_keeps
 from salcli.errors import BadArtifactError, ModelError, UnknownNameError
 from salcli.models.network import NetworkSpec, OodClassifier
-from salcli.models.own_code import check_may_import
+from salcli.models.own_code import ImportRefusedError, check_may_import
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,10 +77,12 @@ def read_detector(found: Found, *, allow_import: bool = False) -> StoredDetector
     """The detector, ready for inference. A network of one's own is imported only where that is allowed."""
     header = read_header(found)
     if header.kind != KIND:
-        raise BadArtifactError(f"{found.path} holds a {header.kind}, not a {KIND}; make one with: {found.made_by}")
-    check_may_import(str(header.spec.get("backbone")), str(found.path), allowed=allow_import)
+        raise BadArtifactError(f"{found.path} holds a {header.kind}, not a {KIND}; {found.cure}")
     try:
+        check_may_import(header.spec["backbone"], str(found.path), allowed=allow_import)
         return _assemble(NetworkSpec.from_json(header.spec), header.about, load_file(found.path))
+    except ImportRefusedError:
+        raise
     except UNFIT as error:
         raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.cure}") from None
 

@@ -35,7 +35,7 @@ class Prediction:
         detector = Detector.load(self.detector, **options)
         with _writer(out, output_format) as writer:
             tally = self._predict(detector, writer)
-        _say(f"{tally} at threshold {detector.threshold:.4g}, which keeps {detector.id_quantile:.4g} of ID data")
+        _say(f"{tally}; OOD: scores below {detector.threshold:.4g}, which keeps {detector.id_quantile:.4g} of ID data")
         _say(f"wrote {out}" if out else "", "dim")
         return tally
 

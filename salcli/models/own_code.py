@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from salcli.errors import ModelError
 
+
+class ImportRefusedError(ModelError):
+    """A file names code that nobody has allowed to run."""
+
+
 # NAME of these libraries, not a module's path
 LIBRARIES = ("torchvision", "timm")
 
@@ -18,7 +23,7 @@ def check_may_import(backbone: str, where: str, *, allowed: bool) -> None:
     """Refuse to run code that a file merely names."""
     path = import_path(backbone)
     if path and not allowed:
-        raise ModelError(
+        raise ImportRefusedError(
             f"{where} was made with a network of somebody's own: to load it, {path} would be imported, which runs its "
             "code; allow that with --allow-import (in Python: allow_import=True) if you trust it"
         )

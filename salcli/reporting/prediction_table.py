@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from salcli.detector.detector import Scanned
 
 SHOWN = 40
+CLASS_WIDTH = 16
+OTHER_COLUMNS = 60  # what all but the path take
+SHORTEST_PATH = 16
 
 
 class TableOfLowest:
@@ -37,8 +40,8 @@ class TableOfLowest:
         table = plain_table(more, "path", "class", "probability", "score", "OOD", "p-value")
         for path, name, probability, score, is_ood, p_value, _ in self._lowest:
             table.add_row(
-                Text(_end(one_line(path), width - 60)),
-                Text(_end(one_line(name), 16)),
+                Text(_end(one_line(path), max(SHORTEST_PATH, width - OTHER_COLUMNS))),
+                Text(_end(one_line(name), CLASS_WIDTH)),
                 _number(probability, ".3f"),
                 _number(score, ".3f"),
                 Text("OOD", style="bold red") if is_ood else Text("–", style="dim"),

@@ -1,0 +1,111 @@
+"""How many images a second `predict` scores, beside a bare forward pass with the same loader.
+
+    python benchmarks/predict.py [--images FOLDER] [--n 4096] [--backbone small-cnn wrn-16-2] [--repeats 5]
+
+Without a folder, PNG files of noise are made. Both sides read the same files with the same threads, decode one block
+ahead and run the same network in batches of the same size. The bare pass throws its outputs away; `predict` makes
+classes, probabilities, scores, decisions and p-values of them and writes a CSV file. They take turns, so that other
+work on the machine hits both alike; the medians of their times are compared. Loading Python and torch is in neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from salcli.artifacts.detector import ImageFormat, StoredDetector
+from salcli.data.decoding import Shape, decode
+from salcli.data.image_folder import image_files
+from salcli.data.image_set import Source
+from salcli.detector.detector import Detector
+from salcli.detector.prefetch import one_ahead
+from salcli.detector.scorer import BATCH_SIZE
+from salcli.models.network import NetworkSpec, OodClassifier
+from salcli.progress import Silent
+from salcli.reporting.prediction_rows import CsvWriter, Tally
+
+N_CLASSES, N_CALIBRATION = 10, 5_000
+FORMATS = {"small-cnn": ImageFormat(channels=1, size=8)}  # as in the demo; all others as for CIFAR
+CIFAR = ImageFormat(channels=3, size=32)
+
+
+def main() -> None:
+    """Print one line for each backbone."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--n", type=int, default=4096)
+    parser.add_argument("--backbone", nargs="+", default=["small-cnn", "wrn-16-2"])
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    print(f"{'backbone':12}{'images':>8}{'bare/s':>10}{'predict/s':>11}{'ratio':>7}")
+    with tempfile.TemporaryDirectory() as folder:
+        for backbone in options.backbone:
+            wanted = FORMATS.get(backbone, CIFAR)
+            files = image_files(options.images)[: options.n] if options.images else noise(folder, options.n, wanted)
+            bare, predicted = measure(detector(backbone, wanted), files, Path(folder), options.repeats)
+            rates = len(files) / bare, len(files) / predicted
+            print(f"{backbone:12}{len(files):8,}{rates[0]:10,.0f}{rates[1]:11,.0f}{rates[1] / rates[0]:7.1%}")
+
+
+def measure(detector: Detector, files: tuple[Path, ...], folder: Path, repeats: int) -> tuple[float, float]:
+    """Median seconds of the bare pass and of predict, after one round that does not count."""
+    times: dict[str, list[float]] = {"bare": [], "predict": []}
+    for _ in range(repeats + 1):
+        for name, run in (("bare", bare_pass), ("predict", predict)):
+            start = time.perf_counter()
+            run(detector, files, folder)
+            times[name].append(time.perf_counter() - start)
+    bare, predicted = (statistics.median(own[1:]) for own in times.values())
+    return bare, predicted
+
+
+def bare_pass(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:
+    """Nothing but reading and the network."""
+    wanted, network = detector.stored.images, detector.stored.network
+    source, shape = Source(files, fit=wanted.fit), Shape(wanted.channels, wanted.size)
+    with closing(one_ahead(decode(source, shape, Silent(), skip_bad=True))) as blocks, torch.inference_mode():
+        for block in blocks:
+            for batch in torch.from_numpy(block.images).split(BATCH_SIZE):
+                network(batch)
+
+
+def predict(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:
+    """What the command does once all is loaded."""
+    tally = Tally()
+    with (folder / "scores.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = CsvWriter(file)
+        for part in detector.scan(files):
+            writer.write(part)
+            tally.add(part)
+    assert tally.n_images == len(files)
+
+
+def detector(backbone: str, wanted: ImageFormat) -> Detector:
+    """With random weights: they take as long as trained ones."""
+    torch.manual_seed(0)
+    spec = NetworkSpec(backbone, N_CLASSES, (0.5,) * wanted.channels, (0.25,) * wanted.channels)
+    calibration = np.sort(np.random.default_rng(0).standard_normal(N_CALIBRATION)).astype(np.float32)
+    names = tuple(map(str, range(N_CLASSES)))
+    return Detector(StoredDetector(OodClassifier(spec).eval(), wanted, names, calibration, {}), device="cpu")
+
+
+def noise(folder: str, n: int, wanted: ImageFormat) -> tuple[Path, ...]:
+    """PNG files of the size that the network takes."""
+    place, rng = Path(folder) / f"{wanted.size}-{wanted.channels}", np.random.default_rng(0)
+    place.mkdir(exist_ok=True)
+    axes = (wanted.size, wanted.size) if wanted.channels == 1 else (wanted.size, wanted.size, wanted.channels)
+    for i in range(n):
+        Image.fromarray(rng.integers(0, 256, axes, dtype=np.uint8)).save(place / f"{i:06}.png")
+    return image_files(place)
+
+
+if __name__ == "__main__":
+    main()
