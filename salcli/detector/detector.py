@@ -17,7 +17,7 @@ from salcli.detector.file_pass import score_files
 from salcli.detector.image_input import as_array, as_paths, check_takes_pictures
 from salcli.detector.predictions import Predictions, joined
 from salcli.detector.scorer import BATCH_SIZE, Scorer
-from salcli.errors import DataError, MissingArtifactError, UsageMistakeError
+from salcli.errors import DataError, DeviceError, MissingArtifactError, UsageMistakeError
 
 if TYPE_CHECKING:
     import os
@@ -61,7 +61,7 @@ class Detector:
             raise UsageMistakeError(f"the batch size must be at least 1, got {batch_size}")
         self.stored, self.id_quantile = stored, id_quantile
         self.threshold = threshold_that_keeps(stored.calibration, id_quantile)
-        self._scorer = Scorer(stored.network, resolve_device(device), batch_size)
+        self._scorer = Scorer(stored.network, _device(device), batch_size)
 
     @classmethod
     def load(
@@ -124,3 +124,11 @@ class Detector:
             p_values=p_values(self.stored.calibration, scores),
             names=names,
         )
+
+
+def _device(name: str) -> torch.device:
+    """params.yaml is checked before a stage sees it; this name comes straight from a caller."""
+    try:
+        return resolve_device(name)
+    except RuntimeError:
+        raise DeviceError(f"device {name} is not known; use auto, cpu, cuda, cuda:N or mps") from None

@@ -84,7 +84,7 @@ def _compare(graph: DetectorGraph, run: Run, wanted: ImageFormat, to: str) -> Ex
 
 def _is_p_value(graph: DetectorGraph, score: Tensor, p_value: Tensor) -> bool:
     n_at_most = torch.searchsorted(graph.calibration, score, right=True)
-    return torch.allclose(p_value.double(), (1 + n_at_most) / (len(graph.calibration) + 1), atol=1e-6)
+    return torch.allclose(p_value, (1 + n_at_most) / (len(graph.calibration) + 1), atol=1e-6)
 
 
 def _write_onnx(graph: DetectorGraph, example: Tensor, text: str, path: Path) -> None:
