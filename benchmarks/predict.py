@@ -2,7 +2,7 @@
 
     python benchmarks/predict.py [--images FOLDER] [--n 4096] [--backbone small-cnn wrn-16-2] [--repeats 5]
 
-Without a folder, PNG files of noise are made. Both sides read the same files with the same threads, decode one block
+Without a folder, PNG files of noise are made. Both sides read the same files with the same threads, decode one batch
 ahead and run the same network in batches of the same size. The bare pass throws its outputs away; `predict` makes
 classes, probabilities, scores, decisions and p-values of them and writes a CSV file. They take turns, so that other
 work on the machine hits both alike; the medians of their times are compared. Loading Python and torch is in neither.
@@ -22,14 +22,12 @@ import torch
 from PIL import Image
 
 from salcli.artifacts.detector import ImageFormat, StoredDetector
-from salcli.data.decoding import Shape, decode
 from salcli.data.image_folder import image_files
-from salcli.data.image_set import Source
 from salcli.detector.detector import Detector
+from salcli.detector.file_pass import decoded
 from salcli.detector.prefetch import one_ahead
 from salcli.detector.scorer import BATCH_SIZE
 from salcli.models.network import NetworkSpec, OodClassifier
-from salcli.progress import Silent
 from salcli.reporting.prediction_rows import CsvWriter, Tally
 
 N_CLASSES, N_CALIBRATION = 10, 5_000
@@ -70,11 +68,9 @@ def measure(detector: Detector, files: tuple[Path, ...], folder: Path, repeats: 
 def bare_pass(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:
     """Nothing but reading and the network."""
     wanted, network = detector.stored.images, detector.stored.network
-    source, shape = Source(files, fit=wanted.fit), Shape(wanted.channels, wanted.size)
-    with closing(one_ahead(decode(source, shape, Silent(), skip_bad=True))) as blocks, torch.inference_mode():
-        for block in blocks:
-            for batch in torch.from_numpy(block.images).split(BATCH_SIZE):
-                network(batch)
+    with closing(one_ahead(decoded(files, wanted, BATCH_SIZE))) as parts, torch.inference_mode():
+        for part in parts:
+            network(torch.from_numpy(part.images))
 
 
 def predict(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:

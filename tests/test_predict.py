@@ -24,6 +24,7 @@ from salcli import Detector
 from salcli.artifacts import layout
 from salcli.cli import app
 from salcli.data import decoding
+from salcli.detector import file_pass
 from salcli.detector.prefetch import one_ahead
 
 if TYPE_CHECKING:
@@ -207,9 +208,9 @@ def test_many_small_blocks_and_batches_give_what_one_gives(
     for bad in (0, 2, 3, 7, 8, 9, 11):
         (folder / "new" / f"{bad:04}.png").write_text("bad")
     expected = table(predict("new").stdout)
-    monkeypatch.setattr(decoding, "MOST_IN_BLOCK", 4)
-    for block in (1, 4, 5):
+    for block, at_once in ((1, 1), (4, 1), (5, 5), (2, 7), (1000, 3)):
         monkeypatch.setattr(decoding, "MOST_IN_BLOCK", block)
+        monkeypatch.setattr(file_pass, "FEWEST_AT_ONCE", at_once)
         found = table(predict("new", "--batch-size", batch_size).stdout)
         for key in ("path", "class", "is_ood", "error"):
             assert [row[key] for row in found] == [row[key] for row in expected]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -14,6 +14,7 @@ from salcli.errors import DataError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from salcli.detector.detector import Detector
     from salcli.reporting.prediction_rows import Tally, Writer
 
 
@@ -39,14 +40,17 @@ class Prediction:
         _say(f"wrote {out}" if out else "", "dim")
         return tally
 
-    def _predict(self, detector: Any, writer: Writer) -> Tally:
+    def _predict(self, detector: Detector, writer: Writer) -> Tally:
         from salcli.reporting.console import side_console
         from salcli.reporting.prediction_rows import Tally, as_text, one_line
         from salcli.reporting.progress import ConsoleProgress
 
         tally = Tally()
-        with ConsoleProgress(side_console).task("predict", len(self.files), "images") as task:
-            for part in detector.scan(self.files):
+        with (
+            ConsoleProgress(side_console).task("predict", len(self.files), "images") as task,
+            closing(detector.scan(self.files)) as parts,
+        ):
+            for part in parts:
                 for place, reason in part.failed.items():
                     _say(f"cannot be read: {one_line(as_text(part.files[place]))}: {reason}", "yellow")
                 writer.write(part)

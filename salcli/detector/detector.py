@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +13,7 @@ from salcli.artifacts.layout import Found
 from salcli.calibration import ID_QUANTILE, is_below, p_values, threshold_that_keeps
 from salcli.compute.devices import resolve_device
 from salcli.data.decoding import printable
-from salcli.detector.file_pass import score_files
+from salcli.detector.file_pass import scored
 from salcli.detector.image_input import as_array, as_paths, check_takes_pictures
 from salcli.detector.predictions import Predictions, joined
 from salcli.detector.scorer import BATCH_SIZE, Scorer
@@ -21,9 +21,7 @@ from salcli.errors import DataError, DeviceError, MissingArtifactError, UsageMis
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Generator, Sequence
 
     from salcli.artifacts.detector import StoredDetector
     from salcli.detector.image_input import Images
@@ -94,34 +92,31 @@ class Detector:
     def __call__(self, images: Images) -> Predictions:
         """Paths, PIL images, or an array or tensor (n, C, H, W) of uint8; several or one. A bad file is an error."""
         files = as_paths(images)
-        if files is not None:
-            parts = list(self.scan(files))
-            for part in parts:
-                for place, reason in part.failed.items():
-                    raise DataError(f"{printable(part.files[place])} cannot be decoded: {reason}; leave it out")
-            return joined([part.predictions for part in parts])
-        array = as_array(images, self.stored.images)
-        scored = [self._judge(batch) for batch in self._scorer.batches(torch.from_numpy(array))]
-        return joined(scored)
+        if files is None:
+            return self._judge(self._scorer(torch.from_numpy(as_array(images, self.stored.images))))
+        parts = list(self.scan(files))
+        for part in parts:
+            for place, reason in part.failed.items():
+                raise DataError(f"{printable(part.files[place])} cannot be decoded: {reason}; leave it out")
+        return joined([part.predictions for part in parts])
 
-    def scan(self, files: Sequence[str | os.PathLike[str]]) -> Iterator[Scanned]:
+    def scan(self, files: Sequence[str | os.PathLike[str]]) -> Generator[Scanned]:
         """Files in their order, part by part, each with its predictions and the files that gave no image.
 
         Threads decode the next files while the network computes; memory does not grow with their number.
         """
         check_takes_pictures(self.stored.images)
-        for part in score_files(tuple(Path(file) for file in files), self.stored.images, self._scorer):
+        for part, found in scored(tuple(Path(file) for file in files), self.stored.images, self._scorer):
             good = tuple(str(file) for place, file in enumerate(part.files) if place not in part.failed)
-            yield Scanned(part.files, self._judge(part.scored, good), part.failed)
+            yield Scanned(part.files, self._judge(found, good), part.failed)
 
-    def _judge(self, scored: Scored, names: tuple[str, ...] = ()) -> Predictions:
-        scores: NDArray[Any] = scored.score
+    def _judge(self, found: Scored, names: tuple[str, ...] = ()) -> Predictions:
         return Predictions(
-            classes=tuple(self.class_names[k] for k in scored.label),
-            probabilities=scored.probability,
-            scores=scores,
-            is_ood=is_below(scores, self.threshold),
-            p_values=p_values(self.stored.calibration, scores),
+            classes=tuple(self.class_names[k] for k in found.label),
+            probabilities=found.probability,
+            scores=found.score,
+            is_ood=is_below(found.score, self.threshold),
+            p_values=p_values(self.stored.calibration, found.score),
             names=names,
         )
 

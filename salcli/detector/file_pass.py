@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,44 +12,46 @@ import torch
 from salcli.data.decoding import Shape, decode
 from salcli.data.image_set import Source
 from salcli.detector.prefetch import one_ahead
-from salcli.detector.scorer import NOTHING
 from salcli.progress import Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from salcli.artifacts.detector import ImageFormat
-    from salcli.data.decoding import Block
     from salcli.detector.scorer import Scored, Scorer
+
+# enough for all threads, and few enough that even large photographs show progress
+FEWEST_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Part:
+class Decoded:
     """Some files that follow each other, and what came of them."""
 
     files: tuple[Path, ...]
-    scored: Scored  # of those that gave an image, in their order
-    failed: dict[int, str] = field(default_factory=dict)  # place in `files` → why it gave none
+    images: NDArray[Any]  # b, C, H, W, of those that gave an image, in their order
+    failed: dict[int, str]  # place in `files` → why it gave none
 
 
-def score_files(files: tuple[Path, ...], wanted: ImageFormat, scorer: Scorer) -> Iterator[Part]:
-    """All files in their order. Decoded by the code of `prepare`, so the network sees what it would be trained on."""
-    source, shape = Source(files, fit=wanted.fit), Shape(wanted.channels, wanted.size)
-    with closing(one_ahead(decode(source, shape, Silent(), skip_bad=True))) as blocks:
-        start = 0
-        for block in blocks:
+def decoded(files: tuple[Path, ...], wanted: ImageFormat, batch_size: int) -> Generator[Decoded]:
+    """All files in their order. Read by the code of `prepare`, so the network sees what it would be trained on."""
+    shape = Shape(wanted.channels, wanted.size)
+    at_once = batch_size * max(1, FEWEST_AT_ONCE // batch_size)
+    for first in range(0, len(files), at_once):
+        some, start = files[first : first + at_once], 0
+        for block in decode(Source(some, fit=wanted.fit), shape, Silent(), skip_bad=True):
             stop = start + len(block.index) + len(block.bad)
-            yield from _score_block(block, files, start, stop, scorer)
+            places = np.setdiff1d(np.arange(start, stop), block.index) - start  # of the bad files, which come in order
+            failed = {int(place): reason for place, (_, reason) in zip(places, block.bad, strict=True)}
+            yield Decoded(some[start:stop], block.images, failed)
             start = stop
 
 
-def _score_block(block: Block, files: tuple[Path, ...], start: int, stop: int, scorer: Scorer) -> Iterator[Part]:
-    places = np.setdiff1d(np.arange(start, stop), block.index)  # of the bad files, which come in order
-    reasons = {int(place): reason for place, (_, reason) in zip(places, block.bad, strict=True)}
-    ends = [*(block.index[scorer.batch_size :: scorer.batch_size]), stop]  # a part ends where the next batch begins
-    batches = scorer.batches(torch.from_numpy(block.images)) if len(block.index) else iter([NOTHING])
-    for end, scored in zip(ends, batches, strict=True):
-        failed = {place - start: reasons[place] for place in range(start, end) if place in reasons} if reasons else {}
-        yield Part(files[start:end], scored, failed)
-        start = end
+def scored(files: tuple[Path, ...], wanted: ImageFormat, scorer: Scorer) -> Generator[tuple[Decoded, Scored]]:
+    """The same with what the network says of the images."""
+    with closing(one_ahead(decoded(files, wanted, scorer.batch_size))) as parts:
+        for part in parts:
+            yield part, scorer(torch.from_numpy(part.images))

@@ -56,7 +56,7 @@ def _fitted(images: NDArray[Any], wanted: ImageFormat) -> NDArray[Any]:
             f"got {images.dtype.name} of {' × '.join(map(str, images.shape))}"
         )
     if images.shape[1:] == axes:
-        return np.require(images, requirements="CW")  # a copy only of what torch would warn of
+        return np.require(images, requirements=["C", "W"])  # a copy only of what torch would warn of
     check_takes_pictures(wanted)
     if images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
         raise DataError(

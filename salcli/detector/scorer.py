@@ -11,13 +11,11 @@ import torch
 from salcli.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from salcli.models.network import OodClassifier
 
-BATCH_SIZE = 256
+BATCH_SIZE = 128
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -44,10 +42,13 @@ class Scorer:
     def __post_init__(self) -> None:
         self.network.to(self.device).eval()
 
-    def batches(self, images: Tensor) -> Iterator[Scored]:
+    def __call__(self, images: Tensor) -> Scored:
         """Images (n, C, H, W), as many at a time as the batch size says."""
-        for batch in images.split(self.batch_size):  # type: ignore[no-untyped-call]
-            yield self._score(batch)
+        parts = [self._score(batch) for batch in images.split(self.batch_size) if len(batch)]  # type: ignore[no-untyped-call]
+        if not parts:
+            return NOTHING
+        columns = zip(*((part.label, part.probability, part.score) for part in parts), strict=True)
+        return Scored(*(np.concatenate(column) for column in columns))
 
     def _score(self, batch: Tensor) -> Scored:
         try:

@@ -84,7 +84,7 @@ def _calibration_scores(scorer: Scorer, images: ImageRows, task: Task) -> np.nda
     """In ascending order."""
     parts = []
     for start in range(0, len(images), BATCH_SIZE):
-        parts += [scored.score for scored in scorer.batches(images.read(slice(start, start + BATCH_SIZE)))]
+        parts.append(scorer(images.read(slice(start, start + BATCH_SIZE))).score)
         task.advance(len(parts[-1]))
     if not parts:
         raise DataError("there are no calibration data; give data.id_shares.calibration a larger share")
