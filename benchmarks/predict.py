@@ -5,13 +5,12 @@
 Without a folder, PNG files of noise are made. Both sides read the same files with the same threads, decode one batch
 ahead and run the same network in batches of the same size. The bare pass throws its outputs away; `predict` makes
 classes, probabilities, scores, decisions and p-values of them and writes a CSV file. They take turns, so that other
-work on the machine hits both alike; the medians of their times are compared. Loading Python and torch is in neither.
+work on the machine hits both alike, and the fastest run of each counts. Loading Python and torch is in neither.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from contextlib import closing
@@ -54,14 +53,14 @@ def main() -> None:
 
 
 def measure(detector: Detector, files: tuple[Path, ...], folder: Path, repeats: int) -> tuple[float, float]:
-    """Median seconds of the bare pass and of predict, after one round that does not count."""
+    """The fewest seconds of the bare pass and of predict, after one round that does not count."""
     times: dict[str, list[float]] = {"bare": [], "predict": []}
     for _ in range(repeats + 1):
         for name, run in (("bare", bare_pass), ("predict", predict)):
             start = time.perf_counter()
             run(detector, files, folder)
             times[name].append(time.perf_counter() - start)
-    bare, predicted = (statistics.median(own[1:]) for own in times.values())
+    bare, predicted = (min(own[1:]) for own in times.values())
     return bare, predicted
 
 

@@ -98,7 +98,7 @@ def predict(
     id_quantile: IdQuantile = 0.95,
     fail_on_ood: Annotated[bool, typer.Option("--fail-on-ood", help="Exit with code 3 if any image is OOD.")] = False,
     null: Annotated[bool, typer.Option("--null", "-0", help="Paths on standard input end with NUL.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Images in a pass.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Images in a pass.")] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     allow_import: AllowImport = False,
 ) -> None:

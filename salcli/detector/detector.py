@@ -106,7 +106,8 @@ class Detector:
         Threads decode the next files while the network computes; memory does not grow with their number.
         """
         check_takes_pictures(self.stored.images)
-        for part, found in scored(tuple(Path(file) for file in files), self.stored.images, self._scorer):
+        paths = tuple(file if isinstance(file, Path) else Path(file) for file in files)
+        for part, found in scored(paths, self.stored.images, self._scorer):
             good = tuple(str(file) for place, file in enumerate(part.files) if place not in part.failed)
             yield Scanned(part.files, self._judge(found, good), part.failed)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from salcli.models.network import OodClassifier
 
-BATCH_SIZE = 128
+BATCH_SIZE = 256
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from salcli.detector.detector import Scanned
 
 COLUMNS = ("path", "class", "probability", "score", "is_ood", "p_value", "error")
+IS_OOD = COLUMNS.index("is_ood")
+TRUE_OR_FALSE = {True: "true", False: "false", None: None}  # as JSON has it
 
 
 @dataclass
@@ -57,7 +59,9 @@ class CsvWriter:
 
     def write(self, part: Scanned) -> None:
         """One row for each file; of one that gave no image, only the path and the error."""
-        self._writer.writerows([_csv_field(value) for value in row] for row in rows(part))
+        found = columns(part)
+        found[IS_OOD] = [TRUE_OR_FALSE[value] for value in found[IS_OOD]]
+        self._writer.writerows(zip(*found, strict=True))  # None is written as nothing
         self._file.flush()  # for the program that waits at the other end of a pipe
 
 
@@ -74,25 +78,33 @@ class JsonLinesWriter:
         self._file.flush()
 
 
-def rows(part: Scanned) -> Iterator[tuple[Any, ...]]:
-    """Values of COLUMNS for each file, in plain Python types."""
-    found = part.predictions
-    good = zip(
-        (as_text(name) for name in found.classes),
+def columns(part: Scanned) -> list[list[Any]]:
+    """Values of COLUMNS, one for each file, in plain Python types. By columns, since there may be millions of rows."""
+    found, names = part.predictions, {name: as_text(name) for name in set(part.predictions.classes)}
+    own: list[list[Any]] = [
+        [names[name] for name in found.classes],
         shortest(found.probabilities),
         shortest(found.scores),
         found.is_ood.tolist(),
         found.p_values.tolist(),
-        strict=True,
-    )
-    for place, path in enumerate(part.files):
-        reason = part.failed.get(place)
-        yield (as_text(path), *next(good), None) if reason is None else (as_text(path), *[None] * 5, reason)
+        [None] * len(found),
+    ]
+    for place in sorted(part.failed):  # in ascending order, so that each place is right when its turn comes
+        for column in own:
+            column.insert(place, None)
+        own[-1][place] = part.failed[place]
+    return [[as_text(path) for path in part.files], *own]
+
+
+def rows(part: Scanned) -> Iterator[tuple[Any, ...]]:
+    """The same, file by file."""
+    return zip(*columns(part), strict=True)
 
 
 def as_text(name: str | Path) -> str:
     r"""A name need not be text; a byte of it that is none is written as \xff, so that it can still be told."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    text = str(name)
+    return text if text.isascii() else os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
 def one_line(text: str) -> str:
@@ -100,13 +112,7 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else "�" for c in text)
 
 
-def shortest(values: np.ndarray[Any, np.dtype[np.float32]]) -> Iterator[float | None]:
+def shortest(values: np.ndarray[Any, np.dtype[np.float32]]) -> list[float | None]:
     """Each as the float with the fewest digits that is the same float32; None for what JSON has no number for."""
-    for value in values:
-        yield float(str(value)) if np.isfinite(value) else None
-
-
-def _csv_field(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else value
+    finite = np.isfinite(values).tolist()
+    return [float(text) if known else None for text, known in zip(values.astype(str).tolist(), finite, strict=True)]
