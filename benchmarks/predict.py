@@ -1,11 +1,12 @@
 """How many images a second `predict` scores, beside a bare forward pass with the same loader.
 
-    python benchmarks/predict.py [--images FOLDER] [--n 4096] [--backbone small-cnn wrn-16-2] [--repeats 5]
+    python benchmarks/predict.py [--images FOLDER] [--n 2048] [--backbone small-cnn wrn-16-2] [--repeats 15]
 
 Without a folder, PNG files of noise are made. Both sides read the same files with the same threads, decode one batch
 ahead and run the same network in batches of the same size. The bare pass throws its outputs away; `predict` makes
-classes, probabilities, scores, decisions and p-values of them and writes a CSV file. They take turns, so that other
-work on the machine hits both alike, and the fastest run of each counts. Loading Python and torch is in neither.
+classes, probabilities, scores, decisions and p-values of them and writes a CSV file. They take turns, each first in
+every other round; the ratio is the median over the rounds, of wall time and of the CPU time of all threads, since a
+machine that others use, too, is not equally fast from one round to the next. Loading Python and torch is in neither.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -38,30 +40,33 @@ def main() -> None:
     """Print one line for each backbone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path)
-    parser.add_argument("--n", type=int, default=4096)
+    parser.add_argument("--n", type=int, default=2048)
     parser.add_argument("--backbone", nargs="+", default=["small-cnn", "wrn-16-2"])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
-    print(f"{'backbone':12}{'images':>8}{'bare/s':>10}{'predict/s':>11}{'ratio':>7}")
+    print(f"{'backbone':12}{'images':>8}{'bare/s':>11}{'predict/s':>11}{'ratio':>13}{'of CPU time':>13}")
     with tempfile.TemporaryDirectory() as folder:
         for backbone in options.backbone:
             wanted = FORMATS.get(backbone, CIFAR)
             files = image_files(options.images)[: options.n] if options.images else noise(folder, options.n, wanted)
             bare, predicted = measure(detector(backbone, wanted), files, Path(folder), options.repeats)
-            rates = len(files) / bare, len(files) / predicted
-            print(f"{backbone:12}{len(files):8,}{rates[0]:10,.0f}{rates[1]:11,.0f}{rates[1] / rates[0]:7.1%}")
+            rates = "".join(f"{len(files) / median(wall):11,.0f}" for wall, _ in (bare, predicted))
+            ratios = (median(np.divide(one, other)) for one, other in zip(bare, predicted, strict=True))
+            print(f"{backbone:12}{len(files):8,}{rates}" + "".join(f"{ratio:13.1%}" for ratio in ratios))
 
 
-def measure(detector: Detector, files: tuple[Path, ...], folder: Path, repeats: int) -> tuple[float, float]:
-    """The fewest seconds of the bare pass and of predict, after one round that does not count."""
-    times: dict[str, list[float]] = {"bare": [], "predict": []}
-    for _ in range(repeats + 1):
-        for name, run in (("bare", bare_pass), ("predict", predict)):
-            start = time.perf_counter()
+def measure(detector: Detector, files: tuple[Path, ...], folder: Path, repeats: int) -> list[list[list[float]]]:
+    """Seconds and CPU seconds of each round, of the bare pass and of predict, after a round to warm up."""
+    seconds: list[list[list[float]]] = [[[], []], [[], []]]
+    for n in range(repeats + 1):
+        pairs = list(zip((bare_pass, predict), seconds, strict=True))
+        for run, (wall, cpu) in pairs[:: 1 if n % 2 else -1]:
+            start, cpu_start = time.perf_counter(), time.process_time()
             run(detector, files, folder)
-            times[name].append(time.perf_counter() - start)
-    bare, predicted = (min(own[1:]) for own in times.values())
-    return bare, predicted
+            if n:
+                wall.append(time.perf_counter() - start)
+                cpu.append(time.process_time() - cpu_start)
+    return seconds
 
 
 def bare_pass(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:
