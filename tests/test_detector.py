@@ -28,8 +28,8 @@ from salcli.artifacts.layout import Found, Workspace
 from salcli.artifacts.splits import read_id_split
 from salcli.calibration import p_values
 from salcli.errors import BadArtifactError, DataError, ModelError, UsageMistakeError
+from salcli.models.import_check import import_path
 from salcli.models.network import OodClassifier
-from salcli.models.own_code import import_path
 from salcli.params import Params
 from salcli.stages import detector as stage
 

@@ -14,8 +14,8 @@ from salcli.artifacts.atomic import atomic_path
 from salcli.artifacts.checkpoint import SCHEMA, Header, read_header
 from salcli.calibration import ID_QUANTILE, threshold_that_keeps
 from salcli.errors import BadArtifactError, ModelError, UnknownNameError
+from salcli.models.import_check import ImportRefusedError, check_may_import
 from salcli.models.network import NetworkSpec, OodClassifier
-from salcli.models.own_code import ImportRefusedError, check_may_import
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
