@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test lint env clean
+.PHONY: demo test lint bench env clean
 
 demo: $(INSTALLED)  ## run the pipeline on the embedded default and show the table
 	dvc repro
@@ -18,6 +18,9 @@ lint: $(INSTALLED)  ## ruff and mypy
 	ruff check .
 	ruff format --check .
 	mypy
+
+bench: $(INSTALLED)  ## how fast, beside the other ways (on a quiet machine; some minutes)
+	python -m benchmarks.speed
 
 env: $(INSTALLED)  ## the virtual environment alone
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Outputs = Tensor | tuple[Tensor, ...]
 
+# What more images leave behind does not fit in the caches of a CPU (docs/performance.md).
+CPU_BATCH = 128
+
 
 def in_batches(
     network: Classifier,
@@ -38,7 +41,7 @@ def in_batches(
     together = batch_size * compute.processes.size
     groups = torch.arange(len(images)).split(together)  # type: ignore[no-untyped-call]
     own = [group[compute.processes.part(len(group))] for group in groups]
-    largest = _LargestBatch(batch_size, task)
+    largest = _LargestBatch(min(batch_size, CPU_BATCH) if compute.device.type == "cpu" else batch_size, task)
     for group, batch in zip(groups, DeviceImages(images, compute.device, resident=False).batches(own), strict=True):
         parts = [_on_cpu(largest.run(outputs, batch, compute))] if len(batch) else []
         joined = [part for process in compute.processes.collect(parts) for part in process]

@@ -20,7 +20,7 @@ from pydantic import (
 from salcli import params_checks as check
 from salcli.errors import ParamsError, did_you_mean
 from salcli.method_names import Encoder, FilterScore, Method, PosthocMethod, WildRival
-from salcli.models.backbone_names import wide_resnet_size
+from salcli.models.backbone_names import import_path, is_hooked, wide_resnet_size
 from salcli.params_file import lookup, read_yaml, with_overrides
 from salcli.params_rivals import TrainEncoderParams, TrainRivalParams
 from salcli.params_section import Count, NotNegative, Percentile, Positive, Section, SgdParams, Share
@@ -39,7 +39,7 @@ class IdShares(Section):
 
     train: Share
     calibration: Share
-    wild: Share
+    wild: Annotated[float, Field(ge=0, lt=1)]  # 0 where wild data come as they are
     # official: the images that were published for testing; the rest is dealt
     test: Annotated[float | Literal["official"], PlainValidator(check.test_share)]
 
@@ -56,21 +56,32 @@ class DataParams(Section):
     """What is ID, what is OOD, and how they are mixed."""
 
     root: Annotated[str, Field(min_length=1)]
+    own: Annotated[dict[str, Annotated[str, Field(min_length=1)]], AfterValidator(check.own_sets)]
     id: Annotated[str, AfterValidator(check.labeled)]
     ood: Annotated[OodSets, AfterValidator(check.some_each_once), AfterValidator(check.not_the_id_set)]
     test_ood: Annotated[OodSets, AfterValidator(check.each_once), AfterValidator(check.not_the_id_set)]
     image_size: Count
     channels: Literal[1, 2, 3]
     on_bad_image: Literal["fail", "skip"]
-    pi: Annotated[float, Field(gt=0, le=1)]
+    pi: Annotated[float | Literal["unknown"], PlainValidator(check.share_or_unknown)]
     id_shares: IdShares
     ood_wild_share: Share
+
+    @model_validator(mode="after")
+    def _mixed_or_not(self) -> Self:
+        if self.pi == check.UNKNOWN and self.id_shares.wild > 0:
+            raise ValueError("pi is unknown: the wild data come as they are, so id_shares.wild must be 0")
+        if self.pi != check.UNKNOWN and self.id_shares.wild == 0:
+            raise ValueError("id_shares.wild is 0, which is for wild data that come as they are: set pi to unknown")
+        return self
 
 
 class ModelParams(Section):
     """The network, and what its input is normalised with (on a scale of 0 to 1; auto: of the training images)."""
 
     backbone: Annotated[str, AfterValidator(check.backbone)]
+    head: Annotated[str, Field(min_length=1)] | None
+    code: Annotated[str, Field(min_length=1)]
     drop_rate: Annotated[float, Field(ge=0, lt=1)]
     mean: Annotated[tuple[float, ...] | Literal["auto"], check.channel_values(positive=False)]
     std: Annotated[tuple[float, ...] | Literal["auto"], check.channel_values(positive=True)]
@@ -79,6 +90,12 @@ class ModelParams(Section):
     def _has_use_for_dropout(self) -> Self:
         if self.drop_rate > 0 and wide_resnet_size(self.backbone) is None:
             raise ValueError(f"drop_rate must be 0 for {self.backbone}: only a wide ResNet (wrn-40-2) has dropout")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_head_to_name(self) -> Self:
+        if self.head is not None and not is_hooked(self.backbone):
+            raise ValueError(f"head must be null for {self.backbone}: only MODULE:NAME and timm:NAME have one to name")
         return self
 
 
@@ -102,11 +119,13 @@ class TrainIdParams(TrainParams):
     epochs: Annotated[int, Field(ge=0, strict=True)]
     weights: Annotated[str, Field(min_length=1)] | None
 
-    @model_validator(mode="after")
-    def _trained_somehow(self) -> Self:
-        if self.epochs == 0 and self.weights is None:
-            raise ValueError("epochs is 0, so weights must name a file; or train for at least one epoch")
-        return self
+
+def _trained_somehow(train_id: TrainIdParams, info: ValidationInfo) -> TrainIdParams:
+    """A network of the user's own may come with weights of its own."""
+    model: ModelParams | None = info.data.get("model")
+    if train_id.epochs == 0 and train_id.weights is None and not (model and import_path(model.backbone)):
+        raise ValueError("epochs is 0, so weights must name a file; or train for at least one epoch")
+    return train_id
 
 
 class ExtractGradsParams(Section):
@@ -189,7 +208,7 @@ class Params(Section):
     numerics: NumericsParams
     data: DataParams
     model: ModelParams
-    train_id: TrainIdParams
+    train_id: Annotated[TrainIdParams, AfterValidator(_trained_somehow)]
     extract_grads: ExtractGradsParams
     filter: FilterParams
     train_ood: TrainOodParams

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TypeGuard, TypeVar
+from typing import Annotated, TypeGuard, TypeVar
 
-from pydantic import PlainValidator, ValidationInfo
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
 
 from salcli.data.catalogue import DATA_SETS, labeled_sets
+from salcli.data.own_sets import NAME, TAKEN
 from salcli.errors import SalError, unknown_name
 from salcli.models.backbone_names import check_backbone_name
 
 T = TypeVar("T")
+UNKNOWN = "unknown"
 
 
 def some_each_once(items: tuple[T, ...]) -> tuple[T, ...]:
@@ -30,18 +32,38 @@ def each_once(items: tuple[T, ...]) -> tuple[T, ...]:
     return items
 
 
-def labeled(name: str) -> str:
+def own_sets(places: dict[str, str]) -> dict[str, str]:
+    """Names that can stand in commands, file names and dvc.yaml, and that are not those of known sets."""
+    for name in places:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"a set's name must be of a-z, 0-9, - and _, and begin with a letter, got {name!r}")
+        if name in DATA_SETS or name in TAKEN:
+            raise ValueError(f"{name} has a meaning of its own here; choose another name")
+    return places
+
+
+def labeled(name: str, info: ValidationInfo) -> str:
     """A data set that can be the ID set."""
-    if name not in labeled_sets():
-        raise ValueError(str(unknown_name("ID set", name, labeled_sets())))
+    sets = [*labeled_sets(), *info.data.get("own", ())]
+    if name not in sets:
+        raise ValueError(str(unknown_name("ID set", name, sets)))
     return name
 
 
-def known(name: str) -> str:
-    """A data set of the catalogue."""
-    if name not in DATA_SETS:
-        raise ValueError(str(unknown_name("OOD set", name, DATA_SETS)))
+def known(name: str, info: ValidationInfo) -> str:
+    """A data set of the catalogue, or of one's own."""
+    sets = [*DATA_SETS, *info.data.get("own", ())]
+    if name not in sets:
+        raise ValueError(str(unknown_name("OOD set", name, sets)))
     return name
+
+
+_PI: TypeAdapter[float] = TypeAdapter(Annotated[float, Field(gt=0, le=1, strict=True)])
+
+
+def share_or_unknown(value: object) -> object:
+    """`unknown`, or a share that may be 1."""
+    return value if value == UNKNOWN else _PI.validate_python(value)
 
 
 def not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedSeq
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from salcli.errors import ParamsError
 
@@ -103,9 +103,9 @@ def _null(representer: Any, _: None) -> Any:
 
 
 def _as_written(value: Any) -> Any:
-    """Lists stay on one line, as people write them."""
-    if not isinstance(value, list):
+    """Lists and mappings stay on one line, as people write them."""
+    if not isinstance(value, list | dict):
         return value
-    items = CommentedSeq(value)
+    items = CommentedSeq(value) if isinstance(value, list) else CommentedMap(value)
     items.fa.set_flow_style()
     return items

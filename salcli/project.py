@@ -50,13 +50,19 @@ class Project:
 
 
 def create(
-    folder: Path, preset: Preset, values: Mapping[str, Any] | None = None, *, force: bool = False, dvc: bool = True
+    folder: Path,
+    preset: Preset,
+    values: Mapping[str, Any] | None = None,
+    *,
+    force: bool = False,
+    dvc: bool = True,
+    made_by: str = "",
 ) -> Project:
     """Lay out a folder with the preset's params (`values`: dotted keys to set in them). Takes all back if a step fails.
 
     `force` overwrites params.yaml and dvc.yaml; every other file that is there already stays as it is.
     """
-    _refuse_to_overwrite(folder, force)
+    refuse_to_overwrite(folder, force)
     params_text = edited(preset.text, values or {})
     with ExitStack() as undo:
         steps = _Steps(folder, undo)
@@ -67,7 +73,7 @@ def create(
         project = Project(folder, steps.made, steps.kept, _missing_sets(folder), dvc or (folder / ".dvc").exists())
         steps.write(PIPELINE, _template("pipeline.yaml"), overwrite=True)
         steps.write(".gitignore", _template("gitignore"))
-        steps.write("README.md", _readme(project, preset))
+        steps.write("README.md", _readme(project, preset, made_by))
         steps.make_folder(folder / "data")
         if dvc:
             steps.write(".dvcignore", _template("dvcignore"))
@@ -129,7 +135,8 @@ class _Steps:
         self.made.append(".dvc/")
 
 
-def _refuse_to_overwrite(folder: Path, force: bool) -> None:
+def refuse_to_overwrite(folder: Path, force: bool) -> None:
+    """Somebody's work is never lost by accident."""
     if folder.exists() and not folder.is_dir():
         raise ProjectError(f"{folder} is a file; name a folder, new or old")
     there = [name for name in (PARAMS, PIPELINE) if (folder / name).exists()]
@@ -155,15 +162,15 @@ def _missing_sets(folder: Path) -> list[str]:
     data = read_yaml(folder / PARAMS)["data"]
     names = dict.fromkeys([data["id"], *data["ood"], *data["test_ood"]])
     root = data_root(params_root=data["root"], workspace=folder)
-    return [name for name in names if status(name, root) not in ("here", "own")]
+    return [name for name in names if name not in data["own"] and status(name, root) not in ("here", "own")]
 
 
-def _readme(project: Project, preset: Preset) -> str:
+def _readme(project: Project, preset: Preset, made_by: str) -> str:
     title = preset.title[0].upper() + preset.title[1:]
     return Template(_template("README.md")).substitute(
         name=project.folder.resolve().name or "salcli",
         title=f"{title} ({preset.paper} of the paper)" if preset.paper else title,
-        preset=quote(preset.name),
+        made_by=made_by or f"salcli init --preset {quote(preset.name)}",
         commands="\n".join(
             [*project.next_commands, f"salcli table{' --paper' if preset.paper else ''}", "dvc plots show"]
         ),

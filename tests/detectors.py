@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 SEED = 0
 
 
-def random_detector(backbone: str, channels: int = 3, size: int = 8, dtype: str = "uint8") -> StoredDetector:
+def random_detector(
+    backbone: str, channels: int = 3, size: int = 8, dtype: str = "uint8", head: str | None = None
+) -> StoredDetector:
     """With random weights, and batch norms that do something."""
     torch.manual_seed(SEED)
-    network = OodClassifier(NetworkSpec(backbone, 3, (0.4,) * channels, (0.3,) * channels))
+    network = OodClassifier(NetworkSpec(backbone, 3, (0.4,) * channels, (0.3,) * channels, head=head))
     for tensor in network.state_dict().values():
         if tensor.ndim == 1 and tensor.is_floating_point():
             tensor.copy_(torch.rand(tensor.shape) + 0.2)

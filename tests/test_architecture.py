@@ -30,7 +30,7 @@ LAYERS = [
         "presets",
         "paper",
     },
-    {"stages", "project"},
+    {"stages", "project", "planning"},
     {"reporting"},
     {"cli"},
     {"__main__"},

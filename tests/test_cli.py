@@ -196,7 +196,8 @@ def follow(first: str) -> Iterator[tuple[list[str], Result]]:
 
 def check_what_was_written(root: Path, result: Result) -> None:
     """`wrote` names files that are there; it may be broken into lines."""
-    text = re.search(r"^wrote (.+?)(?: and \d+ more)?\n(?:next:|$)", result.stdout, re.DOTALL | re.MULTILINE)
+    pattern = r"^wrote (.+?)(?:\s+and\s+\d+\s+more)?;\s+worked\s+[\d.]+\s+s\n(?:next:|$)"
+    text = re.search(pattern, result.stdout, re.DOTALL | re.MULTILINE)
     assert text, result.stdout
     assert all((root / name).is_file() for name in re.split(r",\s+", text[1].strip()))
 

@@ -269,6 +269,35 @@ def test_a_network_of_somebodys_own_is_imported_only_where_that_is_allowed(
     assert "trap_for_detectors" not in sys.modules
 
 
+OWN_NETWORK = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 5), nn.Linear(5, num_classes)
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).relu()).log_softmax(1)
+"""
+
+
+def test_where_it_is_allowed_it_predicts_and_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nets_for_detectors.py").write_text(OWN_NETWORK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    write_detector(tmp_path / "detector.safetensors", random_detector("nets_for_detectors:Net", 1, head="head"))
+    del sys.modules["nets_for_detectors"]
+    write_pngs(tmp_path / "new", np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8), dtype=np.uint8))
+    assert "would be imported" in refused("predict", "new", root=tmp_path)
+    assert "nets_for_detectors" not in sys.modules
+    result = salcli("predict", "new", "--allow-import")
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
+    for to in ("torch-export", "onnx"):
+        result = salcli("export", "--to", to, "graph", "--allow-import")
+        assert result.exit_code == 0, result.stderr
+    del sys.modules["nets_for_detectors"]
+
+
 def test_a_colon_means_an_import_unless_a_library_stands_before_it() -> None:
     assert [import_path(name) for name in ("wrn-40-2", "torchvision:resnet50", "timm:vit_tiny")] == [None] * 3
     assert import_path("mypkg.nets:resnet") == "mypkg.nets:resnet"

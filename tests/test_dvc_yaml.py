@@ -67,7 +67,8 @@ def test_fingerprinted_source_files_are_those_that_the_stage_imports(module: str
 def test_every_stage_depends_on_its_own_code(name: str) -> None:
     (keys,) = [entry[FINGERPRINTS] for entry in STAGES[name]["params"] if isinstance(entry, dict)]
     also = {
-        "train-id": ["weights"],
+        "train-id": ["weights", "network"],
+        "train-encoder": ["network"],
         "prepare-id-set": ["data.${data.id}"],
         "prepare-ood-set": ["data.${item.ood}"],
         "prepare-unseen-set": ["data.${item.unseen}"],

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from salcli.artifacts import gradients as gradients_module
 from salcli.artifacts import layout
 from salcli.artifacts.checkpoint import read_network
 from salcli.artifacts.gradients import GradientFile, writing_gradients
@@ -178,7 +177,7 @@ def test_a_file_gives_the_same_gradients_as_memory_whatever_the_chunk(
     rows_per_chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every view of the file against the same view of tensors: all rows, a class, other labels, one row of each."""
-    monkeypatch.setattr(gradients_module, "ROWS_PER_CHUNK", rows_per_chunk)
+    monkeypatch.setattr(GradientFile, "_rows_per_chunk", rows_per_chunk)
     factors = single_precision(random_factors(21, 4, 3))
     file = stored(tmp_path / "gradients.h5", factors)
     other = (factors.label + torch.arange(21)) % 4

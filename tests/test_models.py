@@ -387,7 +387,7 @@ BAD_NAMES: list[tuple[str, type[Exception], str]] = [
     ("wrn--40-2", UnknownNameError, r"did you mean wrn-40-2\?"),
     ("wrn-" + "9" * 5000 + "-2", UnknownNameError, r"no backbone is called wrn-999"),
     ("resnet20", UnknownNameError, r"did you mean resnet"),
-    ("torchvision", UnknownNameError, r"torchvision:NAME$"),
+    ("torchvision", UnknownNameError, r"torchvision:NAME, timm:NAME, MODULE:NAME$"),
     ("", UnknownNameError, r"^no backbone is called ''"),
     ("torchvision:", ModelError, r"must be followed by a model's name, for example torchvision:resnet50"),
     ("wrn-41-2", ModelError, r"depth must be 6n \+ 4 with n of at least 1, got 41; use wrn-40-2$"),

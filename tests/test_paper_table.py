@@ -43,7 +43,7 @@ def unchecked(name: str, **overrides: object) -> Params:
     def construct(section: type[BaseModel], values: dict[str, Any]) -> Any:
         inner = {field.alias or key: field.annotation for key, field in section.model_fields.items()}
         nested = {
-            key: construct(inner[key], value) if isinstance(value, dict) else value  # type: ignore[arg-type]
+            key: construct(inner[key], value) if hasattr(inner[key], "model_fields") else value  # type: ignore[arg-type]
             for key, value in values.items()
         }
         return section.model_construct(**nested)

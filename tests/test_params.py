@@ -34,7 +34,7 @@ FILTER_SCORES = (
 )
 BACKBONES = (
     "known: mlp, resnet18, resnet34, small-cnn, torchvision:resnet50, wrn-16-4, wrn-28-10, wrn-40-2, "
-    "any other wrn-DEPTH-WIDTH, torchvision:NAME"
+    "any other wrn-DEPTH-WIDTH, torchvision:NAME, timm:NAME, MODULE:NAME"
 )
 LABELED = ", ".join(sorted(labeled_sets()))
 METHODS = (

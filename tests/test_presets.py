@@ -185,7 +185,8 @@ def test_only_the_lines_of_changed_keys_change() -> None:
     ]
     assert different == [
         "seeds: [7, 8]               # one run for each; the table shows mean ± std",
-        "  pi: 0.25                  # share of OOD in the wild data, in (0, 1]",
+        "  pi: 0.25                  # share of OOD in the wild data, in (0, 1]; "
+        "unknown: the sets of ood are wild data as they come",
         "  weights: net.pt           # a state dict (.safetensors or .pt) to start from; "
         "with epochs: 0, to use as it is",
     ]

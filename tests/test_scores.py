@@ -13,7 +13,7 @@ from test_gradients import SEEDS, random_factors, single_precision, stored
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from salcli.artifacts import gradients as gradients_module
+from salcli.artifacts.gradients import GradientFile
 from salcli.sal import spectrum
 from salcli.sal.gradients import Factors, mean_gradient
 from salcli.sal.scores import (
@@ -171,7 +171,7 @@ def test_scores_equal_a_dense_svd_for_any_class_sizes_with_repeated_and_zero_row
 def test_scores_from_a_file_do_not_depend_on_the_chunk(
     rows_per_chunk: int, small_side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients_module, "ROWS_PER_CHUNK", rows_per_chunk)
+    monkeypatch.setattr(GradientFile, "_rows_per_chunk", rows_per_chunk)
     sources = [single_precision(source) for source in some_sources(120)]
     files = [stored(tmp_path / f"{i}.h5", source) for i, source in enumerate(sources)]
     wild, calibration, id_train = sources
@@ -264,3 +264,15 @@ def test_gradnorm_is_the_norm_of_the_gradient_towards_the_uniform_prediction(
         expected.append(-gradient.abs().sum())
     residual = (feature @ weight.detach().T).softmax(1) - torch.nn.functional.one_hot(label, n_classes)
     torch.testing.assert_close(gradnorm_outlier_scores(Factors(residual, feature, label)), torch.stack(expected))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("small_side", SMALL_SIDES)
+def test_a_gpu_gives_the_same_scores(small_side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectrum, "SMALL_SIDE", small_side)
+    wild, id_train = (random_factors(60, 5, 7, seed=seed) for seed in (1, 2))
+    on_cpu, on_gpu = (
+        class_conditional_scores(wild, [wild], id_train, range(5), 1, device=torch.device(name))[0]
+        for name in ("cpu", "cuda")
+    )
+    torch.testing.assert_close(on_gpu, on_cpu)

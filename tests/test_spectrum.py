@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_gradients import SEEDS, SIZES, random_factors, single_precision, stored
 from torch import Tensor
 
-from salcli.artifacts import gradients as gradients_module
+from salcli.artifacts.gradients import GradientFile
 from salcli.sal import spectrum
 from salcli.sal.gradients import Factors, FactorSource, mean_gradient
 from salcli.sal.scores import reference_gradients
@@ -32,12 +32,14 @@ class Way:
     small_side: int
     n_rows: int  # K·D is 35
     unused: tuple[str, ...]
+    gram_side: int = 0
 
 
 WAYS = {
     "Gram matrix, fewer rows": Way(1000, 20, ("covariance", "covariance_product", "project")),
     "Gram matrix, more rows": Way(1000, 60, ("covariance", "covariance_product", "project")),
     "covariance matrix": Way(35, 60, ("gram", "covariance_product", "project", "combine")),
+    "iterated on the Gram matrix": Way(0, 25, ("covariance", "covariance_product", "project"), gram_side=1000),
     "iterated, fewer rows": Way(0, 25, ("gram", "covariance", "covariance_product")),
     "iterated, more rows": Way(0, 60, ("gram", "covariance", "project", "combine")),
 }
@@ -48,6 +50,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     """Small data is sent on a way that only large data would take; a step from another way fails."""
     chosen: Way = request.param
     monkeypatch.setattr(spectrum, "SMALL_SIDE", chosen.small_side)
+    monkeypatch.setattr(spectrum, "GRAM_SIDE", chosen.gram_side)
     for name in chosen.unused:
         monkeypatch.setattr(CentredGradients, name, None)
     return chosen
@@ -93,7 +96,7 @@ def test_singular_vectors_equal_a_dense_svd(way: Way, n_vectors: int, per_class:
 def test_singular_vectors_of_a_file_equal_a_dense_svd_whatever_the_chunk(
     way: Way, rows_per_chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients_module, "ROWS_PER_CHUNK", rows_per_chunk)
+    monkeypatch.setattr(GradientFile, "_rows_per_chunk", rows_per_chunk)
     factors = single_precision(some_factors(way))
     in_memory = centred(factors, per_class=True)
     streamed = centred(stored(tmp_path / "gradients.h5", factors), per_class=True)

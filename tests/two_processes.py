@@ -41,7 +41,8 @@ def main(root: Path) -> None:
         seen["evaluation"] = {
             method: asdict(own) for method, own in evaluate.run(workspace, params, OOD, SEED).metrics.items()
         }
-        seen["train_ood"] = asdict(train_ood.run(workspace, params, OOD, SEED).last_epoch)
+        for method in ("sal", "oe", "energy-oe", "woods"):
+            seen[method] = asdict(train_ood.run(workspace, params, OOD, SEED, method=method).last_epoch)
         together.wait()
         seen["train_id"] = asdict(train_id.run(workspace, params, SEED).last_epoch)
         seen["images"] = images_of_one_epoch(workspace, params, together)

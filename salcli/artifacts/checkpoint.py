@@ -11,6 +11,7 @@ from safetensors.torch import save
 
 from salcli.artifacts.atomic import atomic_path
 from salcli.errors import BadArtifactError, ModelError, UnknownNameError
+from salcli.models.backbone_names import is_hooked
 from salcli.models.contrastive import ContrastiveClassifier, RotationClassifier
 from salcli.models.network import Classifier, EnergyClassifier, NetworkSpec, OodClassifier
 from salcli.models.step import StepNetwork
@@ -46,7 +47,8 @@ class Header:
 def write_network(path: Path, network: Classifier, made_with: Mapping[str, Any]) -> None:
     """Store weights and what is needed to build the network again."""
     header = Header(KINDS[type(network)], SCHEMA, asdict(network.spec), dict(made_with))
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+    # copies, for a network may share weights between layers, which the library refuses
+    tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
     # one metadata entry: the library would write several in random order
     content = save(tensors, metadata={"salcli": json.dumps(asdict(header), sort_keys=True)})
     with atomic_path(path) as partial:
@@ -75,6 +77,10 @@ def read_network(found: Found, kind: type[N]) -> N:
         network = kind(NetworkSpec.from_json(header.spec))
         with safe_open(found.path, framework="pt") as file:
             network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, ModelError, UnknownNameError, RuntimeError, LookupError, TypeError, ValueError) as error:
+    except ModelError as error:
+        if is_hooked(str(header.spec.get("backbone"))):  # it is the code that changed, not the file
+            raise
+        raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.cure}") from None
+    except (SafetensorError, UnknownNameError, RuntimeError, LookupError, TypeError, ValueError) as error:
         raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.cure}") from None
     return network.eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from salcli.data.image_folder import files_below
 from salcli.errors import BadArtifactError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def fingerprint_of_listing(paths: list[Path]) -> str:
     """Tells whether files and folders are still the same by names, sizes and times, without reading them."""
     lines = []
     for top in paths:
-        for path in [top, *sorted(top.rglob("*"))] if top.is_dir() else [top]:
+        for path in files_below(top) if top.is_dir() else [top]:
             if path.is_file():
                 facts = path.stat()
                 lines.append(f"{path.relative_to(top.parent)}\0{facts.st_size}\0{facts.st_mtime_ns}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salcli.artifacts.hdf5 import about, creating, reading
+from salcli.artifacts.hdf5 import Stored, about, creating, reading
 from salcli.errors import BadArtifactError
 from salcli.sal.gradients import Factors
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from salcli.artifacts.layout import Found
 
 KIND = "gradients"
-ROWS_PER_CHUNK = 8192
+CHUNK_BYTES = 2**23  # of factors that are in memory at a time
 
 
 class GradientWriter:
@@ -115,42 +115,42 @@ class GradientFile:
         """Only the label's own row of each gradient."""
         return replace(self, only_predicted_row=True)
 
-    def of_class(self, k: int) -> GradientFile:
-        """The samples whose label is k."""
-        return replace(self, rows=self._own_rows[self.label == k])
+    def of_class(self, k: int) -> GradientFile | Factors:
+        """The samples whose label is k: read once and for all if they are few enough, as they are in most data."""
+        of_class = torch.nonzero(self.label == k).flatten()
+        rows = of_class if self.rows is None else self.rows[of_class]
+        return self._read(rows) if 0 < len(rows) <= self._rows_per_chunk else replace(self, rows=rows)
 
     def between(self, rows: slice) -> GradientFile:
         """Neighbouring samples."""
-        return replace(self, rows=self._own_rows[rows])
-
-    @property
-    def _own_rows(self) -> Tensor:
-        return torch.arange(len(self)) if self.rows is None else self.rows
+        return replace(self, rows=(torch.arange(len(self)) if self.rows is None else self.rows)[rows])
 
     def chunks(self) -> Iterator[Factors]:
-        """At most ROWS_PER_CHUNK rows at a time; parts of the file without a row of ours are not read."""
-        with reading(self.found, KIND) as file:
-            for start in range(0, len(self.stored_label), ROWS_PER_CHUNK):
-                stop = min(start + ROWS_PER_CHUNK, len(self.stored_label))
-                if self.rows is None:
-                    yield self._read(file, slice(start, stop))
-                    continue
-                inside = self.rows[(self.rows >= start) & (self.rows < stop)]
-                if len(inside):
-                    first, last = int(inside[0]), int(inside[-1]) + 1
-                    yield self._read(file, slice(first, last))[inside - first]
+        """Some rows at a time; what is no row of ours is not read."""
+        for start in range(0, len(self), self._rows_per_chunk):
+            piece = slice(start, min(start + self._rows_per_chunk, len(self)))
+            yield self._read(piece if self.rows is None else self.rows[piece])
 
     def dense(self, rows: slice) -> Tensor:
         """Dense gradients (rows × K·D) of a slice of the file."""
-        with reading(self.found, KIND) as file:
-            return self._read(file, rows).dense()
+        return self._read(rows).dense()
 
-    def _read(self, file: h5py.File, rows: slice) -> Factors:
-        factors = Factors(
-            torch.from_numpy(file["residual"][rows]),
-            torch.from_numpy(file["feature"][rows]),
-            self.stored_label[rows],
-        )
+    @cached_property
+    def _columns(self) -> tuple[Stored, Stored]:
+        """Where both factors lie."""
+        with reading(self.found, KIND) as file:
+            return Stored.of(self.found.path, file["residual"]), Stored.of(self.found.path, file["feature"])
+
+    @property
+    def _rows_per_chunk(self) -> int:
+        return max(1, CHUNK_BYTES // (4 * (self.n_classes + self.n_features)))
+
+    def _read(self, rows: slice | Tensor) -> Factors:
+        chosen = rows.numpy() if isinstance(rows, Tensor) else rows
+        # maps of the file, so that only these rows are read; new ones each time, or all that was ever read would count
+        # as memory of this process
+        residual, feature = (torch.from_numpy(np.array(column.open()[chosen])) for column in self._columns)
+        factors = Factors(residual, feature, self.stored_label[rows])
         if self.label_override is not None:
             factors = factors.relabelled(self.label_override[rows])
         return factors.predicted_row() if self.only_predicted_row else factors

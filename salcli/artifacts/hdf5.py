@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -93,6 +94,35 @@ def read_array(found: Found, kind: str, name: str) -> np.ndarray:
     """One array of a file."""
     with reading(found, kind) as file:
         return np.asarray(file[name])
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where an array lies in a file. One that does not lie in one piece is in memory already."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    whole: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, path: Path, stored: h5py.Dataset) -> Stored:
+        """An array of an open file."""
+        if not isinstance(stored, h5py.Dataset):
+            raise TypeError(f"its {str(stored.name).strip('/')} are a group")
+        offset = stored.id.get_offset()  # None without data, and where they do not lie in one piece
+        whole = None
+        if offset is None or stored.external or not stored.dtype.isnative or stored.size == 0:
+            whole = stored[()]
+            whole.setflags(write=False)
+        return cls(path, stored.dtype, stored.shape, offset or 0, whole)
+
+    def open(self) -> np.ndarray:
+        """A read-only map of it, also after the file was closed: what is not looked at takes no memory."""
+        if self.whole is not None:
+            return self.whole
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
 
 
 def about(file: h5py.File) -> dict[str, Any]:

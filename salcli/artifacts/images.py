@@ -8,10 +8,9 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
-from salcli.artifacts.hdf5 import about, creating, reading
+from salcli.artifacts.hdf5 import Stored, about, creating, reading
 from salcli.artifacts.layout import Found
 from salcli.data.image_set import ImageSet
 from salcli.errors import StorageError
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    import h5py
     from numpy.typing import NDArray
 
 KIND = "image-set"
@@ -36,13 +36,20 @@ class Description:
     class_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # n
     made_with: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()  # n, where each image comes from a file
 
 
-def write_image_set(path: Path, image_set: ImageSet, name: str, made_with: Mapping[str, Any] | None = None) -> None:
+def write_image_set(
+    path: Path,
+    image_set: ImageSet,
+    name: str,
+    made_with: Mapping[str, Any] | None = None,
+    files: tuple[str, ...] = (),
+) -> None:
     """Store what the set has. Its images may be a map of another file: they are copied piece by piece."""
     images = image_set.images
     pieces = (images[start : start + ROWS_AT_ONCE] for start in range(0, len(images), ROWS_AT_ONCE))
-    rest = Description(name, image_set.labels, image_set.class_names, image_set.is_test, made_with or {})
+    rest = Description(name, image_set.labels, image_set.class_names, image_set.is_test, made_with or {}, files)
     write_streamed(path, images.shape, images.dtype, pieces, lambda: rest)
 
 
@@ -69,9 +76,9 @@ def write_streamed(
             if n_written == shape[0]:
                 _write_rest(file, rest)
         if n_written < shape[0]:
-            images = _mapped(place, dtype, shape, _offset_of(place))[:n_written]
+            images = np.memmap(place, dtype, "r", _offset_of(place), shape)[:n_written]
             kept = ImageSet(images, rest.labels, rest.class_names, rest.is_test)
-            write_image_set(path, kept, rest.name, rest.made_with)
+            write_image_set(path, kept, rest.name, rest.made_with, rest.files)
         elif place != path:
             place.replace(path)
     finally:
@@ -84,13 +91,19 @@ def read_image_set(found: Found) -> ImageSet:
     with reading(found, KIND) as file:
         about(file)["name"]  # so that a file of another program is told from ours
         image_set = ImageSet(
-            images=_open_images(found.path, file["images"]),
+            images=Stored.of(found.path, file["images"]).open(),
             labels=np.asarray(file["labels"]) if "labels" in file else None,
             class_names=tuple(os.fsdecode(name) for name in file.get("class_names", ())),
             is_test=np.asarray(file["is_test"]) if "is_test" in file else None,
         )
         _check_lengths(image_set)
         return image_set
+
+
+def read_file_names(found: Found) -> tuple[str, ...]:
+    """The file of each image, below the place of its set; empty where images do not come from files of their own."""
+    with reading(found, KIND) as file:
+        return tuple(os.fsdecode(name) for name in file.get("files", ()))
 
 
 def read_made_with(found: Found) -> dict[str, Any]:
@@ -113,24 +126,10 @@ def _write_rest(file: h5py.File, rest: Description) -> None:
         array = getattr(rest, name)
         if array is not None:
             file.create_dataset(name, data=array)
-    if rest.class_names:  # no attribute: those may not be longer than 64 kB
-        file.create_dataset("class_names", data=np.array([os.fsencode(name) for name in rest.class_names]))
+    for names in ("class_names", "files"):  # no attributes: those may not be longer than 64 kB
+        if getattr(rest, names):
+            file.create_dataset(names, data=np.array([os.fsencode(name) for name in getattr(rest, names)]))
     file.attrs["about"] = json.dumps({**rest.made_with, "name": rest.name}, sort_keys=True)
-
-
-def _open_images(path: Path, stored: h5py.Dataset) -> NDArray[Any]:
-    if not isinstance(stored, h5py.Dataset):
-        raise TypeError("its images are a group")
-    offset = stored.id.get_offset()  # None without data, and where they do not lie in one piece
-    if offset is None or stored.external or not stored.dtype.isnative or stored.size == 0:
-        whole: NDArray[Any] = stored[()]
-        whole.setflags(write=False)
-        return whole
-    return _mapped(path, stored.dtype, stored.shape, offset)
-
-
-def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> NDArray[Any]:
-    return np.memmap(path, dtype, "r", offset, shape)
 
 
 def _offset_of(path: Path) -> int:

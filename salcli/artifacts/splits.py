@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from salcli.artifacts.hdf5 import about, read_array, reading, write_arrays
 from salcli.data.splits import IdSplit
 
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from salcli.artifacts.layout import Found
@@ -54,11 +55,13 @@ def read_ood_test(found: Found) -> Index:
     return read_array(found, WILD_MIXTURE, "ood_test")
 
 
-def write_wild_truth(path: Path, is_ood: NDArray[np.bool_], made_with: Mapping[str, Any]) -> None:
-    """Store the truth."""
-    write_arrays(path, WILD_TRUTH, {"is_ood": is_ood}, made_with)
+def write_wild_truth(path: Path, is_ood: NDArray[np.bool_] | None, made_with: Mapping[str, Any]) -> None:
+    """Store the truth, or that it is unknown."""
+    known = {} if is_ood is None else {"is_ood": is_ood}
+    write_arrays(path, WILD_TRUTH, known, {**made_with, "truth": "known" if known else "unknown"})
 
 
-def read_wild_truth(found: Found) -> NDArray[np.bool_]:
-    """For diagnosis only."""
-    return read_array(found, WILD_TRUTH, "is_ood")
+def read_wild_truth(found: Found) -> NDArray[np.bool_] | None:
+    """For diagnosis only; None where it is unknown."""
+    with reading(found, WILD_TRUTH) as file:
+        return None if about(file).get("truth") == "unknown" else np.asarray(file["is_ood"])

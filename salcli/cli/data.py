@@ -55,10 +55,14 @@ def list_(
 
     folder = _root(root)
     found = {source: status(name, folder) for name, source in SOURCES.items()}
+    own = _own_sets()
     if output_format is Format.json:
-        print(data_json(found))
+        print(data_json(found, own))
         return
     console.print(data_table(found, console.width))
+    for name, place in own.items():
+        state = "✓" if place.exists() else "missing"
+        console.print(f"{name}: {place} ({state})", highlight=False, markup=False, soft_wrap=True)
     option = f" --root {quote(str(root))}" if root else ""
     for line in (
         f"\n✓ found below {folder}",
@@ -90,6 +94,15 @@ def fetch_(
     except KeyboardInterrupt:
         console.print("what has arrived is kept: the same command goes on from there", style="dim", highlight=False)
         raise
+
+
+def _own_sets() -> dict[str, Path]:
+    """The sets of data.own of ./params.yaml, with their places."""
+    from salcli.data.root import own_place
+    from salcli.params_file import lookup, read_yaml
+
+    own = lookup(read_yaml(PARAMS_YAML), "data.own") if PARAMS_YAML.exists() else None
+    return {str(name): own_place(str(place), Path()) for name, place in own.items()} if isinstance(own, dict) else {}
 
 
 def _root(option: Path | None) -> Path:

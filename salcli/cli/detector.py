@@ -112,6 +112,7 @@ def predict(
     from salcli.detector.choose import choose_detector
     from salcli.detector.find_images import LIST, find_images, split_list
 
+    _find_own_code(wanted=allow_import)
     chosen_format = _format(output_format, out)
     chosen, note = choose_detector(detector, Path())
     listed = split_list(sys.stdin.buffer.read(), null=null) if LIST in paths else []
@@ -140,6 +141,20 @@ def _format(wanted: Format | None, out: Path | None) -> Format:
     return wanted or Format(SUFFIXES[out.suffix.lower()])
 
 
+def _find_own_code(*, wanted: bool) -> None:
+    """In this folder, and where params.yaml says, if there is one; else where Python looks anyway."""
+    if not wanted:
+        return
+    from salcli.models.own_code import make_importable
+    from salcli.params_file import read_yaml
+
+    make_importable(Path())
+    if PARAMS_YAML.is_file():
+        model = read_yaml(PARAMS_YAML).get("model")
+        code = model.get("code") if isinstance(model, dict) else None
+        make_importable(Path(str(code)).expanduser() if code else Path())
+
+
 def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: detector.onnx, detector.pt2.")],
     to: Annotated[Target, typer.Option("--to", help="onnx, or torch-export for torch.export.load.")],
@@ -154,6 +169,7 @@ def export(
     from salcli.detector.choose import choose_detector
     from salcli.reporting.console import console
 
+    _find_own_code(wanted=allow_import)
     chosen, note = choose_detector(detector, Path())
     if note:
         console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from salcli.errors import UsageMistakeError
+
 HERE = Path()
+OWN = "Images and network of your own (docs/own-data.md)"
 
 
 def _preset_names() -> list[str]:
@@ -56,17 +60,67 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite params.yaml and dvc.yaml.")] = False,
     no_dvc: Annotated[bool, typer.Option("--no-dvc", help="Leave DVC uninitialised.")] = False,
+    id_place: Annotated[
+        Path | None,
+        typer.Option("--id", help="Labeled images: one folder a class, or a CSV of path,label.", rich_help_panel=OWN),
+    ] = None,
+    wild: Annotated[
+        Path | None,
+        typer.Option("--wild", help="Unlabeled images: any folder. What of it is OOD is unknown.", rich_help_panel=OWN),
+    ] = None,
+    test_ood: Annotated[
+        list[Path] | None,
+        typer.Option("--test-ood", help="Images known to be OOD, to test on; repeat for several.", rich_help_panel=OWN),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="MODULE:NAME, which is imported (your code runs), timm:NAME, torchvision:NAME or one of salcli's.",
+            rich_help_panel=OWN,
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="Its state dict, .safetensors or .pt: no training then.", rich_help_panel=OWN),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option("--head", help="Its last linear layer, where that is not found.", rich_help_panel=OWN),
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option("--mean", help="What its input is normalised with, 0 to 1: 0.5 or R,G,B.", rich_help_panel=OWN),
+    ] = None,
+    std: Annotated[str | None, typer.Option("--std", help="Likewise.", rich_help_panel=OWN)] = None,
 ) -> None:
-    """Make a folder ready for `dvc repro`: params.yaml, dvc.yaml, and DVC itself."""
+    """Make a folder ready for `dvc repro`: params.yaml, dvc.yaml, and DVC itself.
+
+    With `--id` and `--wild`, for images of your own: looks at them first, and shows what it found and plans.
+    """
     from shlex import quote
 
     from salcli.params_file import parse_assignment
     from salcli.presets import preset as find
-    from salcli.project import create
+    from salcli.project import create, refuse_to_overwrite
     from salcli.reporting.console import console
 
-    values = dict(parse_assignment(text) for text in assignments or [])
-    project = create(folder, find(preset), values, force=force, dvc=not no_dvc)
+    values, chosen, made_by = dict(parse_assignment(text) for text in assignments or []), find(preset), ""
+    given = {"--id": id_place, "--wild": wild, "--test-ood": test_ood, "--model": model, "--weights": weights}
+    given |= {"--head": head, "--mean": mean, "--std": std}
+    if any(given.values()):
+        from salcli.cli.own_project import MADE_BY, numbers, own_preset, own_values
+
+        _check_options(given, preset)
+        assert id_place is not None
+        assert wild is not None
+        refuse_to_overwrite(folder, force)
+        normalisation = {"mean": numbers("--mean", mean), "std": numbers("--std", std)}
+        network = {"backbone": model, "head": head, "weights": weights, **normalisation}
+        values = own_values(folder, chosen, values, id_place, wild, test_ood or [], network)
+        chosen, made_by = own_preset(chosen), MADE_BY
+    project = create(folder, chosen, values, force=force, dvc=not no_dvc, made_by=made_by)
 
     def say(line: str, style: str = "") -> None:
         console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -79,3 +133,16 @@ def init(
         say(f"data to fetch: {', '.join(project.missing_sets)}")
     go_there = [] if folder == HERE else [f"cd {quote(str(folder))}"]
     say(f"next: {' && '.join([*go_there, *project.next_commands])}", "bold")
+
+
+def _check_options(given: Mapping[str, object], preset: str) -> None:
+    """What belongs together."""
+    missing = [option for option in ("--id", "--wild") if not given[option]]
+    if missing:
+        there = next(option for option, value in given.items() if value)
+        raise UsageMistakeError(f"{there} needs {' and '.join(missing)} as well: labeled and unlabeled images")
+    if preset != "default":
+        raise UsageMistakeError(f"--preset {preset} is for published data; leave it out, or --id and --wild")
+    alone = [option for option in ("--weights", "--head", "--mean", "--std") if given[option] and not given["--model"]]
+    if alone:
+        raise UsageMistakeError(f"{alone[0]} is about a network; name that with --model")

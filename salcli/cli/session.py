@@ -14,6 +14,8 @@ from salcli.cli.launcher import launch
 from salcli.cli.options import PARAMS_YAML
 from salcli.data.catalogue import DATA_SETS
 from salcli.errors import ParamsError, UsageMistakeError, unknown_name
+from salcli.models.backbone_names import import_path
+from salcli.models.own_code import make_importable
 from salcli.params import Params, load_params
 from salcli.params_file import parse_assignment
 from salcli.ranks import world_size
@@ -68,6 +70,8 @@ class Session:
             launch(params.launcher)
         elif world_size() > 1:
             raise UsageMistakeError("this command runs in one process; start it without torchrun")
+        if import_path(params.model.backbone):
+            make_importable(params_file.parent / Path(params.model.code).expanduser())
         ood_sets = _known_ood("--ood", ood, params) or params.data.ood
         unseen_sets = _known_ood("--unseen", unseen, params) or params.data.test_ood
         seeds = tuple(dict.fromkeys(seed or params.seeds))
@@ -110,7 +114,7 @@ class Session:
         shown = [path.relative_to(self.workspace.root) for path in written]
         head = ", ".join(str(path) for path in shown[:4])
         more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
-        _say(f"wrote {head}{more}", "dim")
+        _say(f"wrote {head}{more}; worked {self.progress.seconds:.1f} s", "dim")
         if next_command and "DVC_STAGE" not in os.environ:  # DVC knows what comes next
             options = "".join(self.chosen[option] for option in ("--params", *takes, "--scratch"))
             _say(f"next: {next_command}{options}", "dim", soft_wrap=True)  # a broken command could not be copied
@@ -145,8 +149,9 @@ def _say(line: str, style: str, **options: Any) -> None:
 
 def _known_ood(option: str, names: list[str] | None, params: Params) -> tuple[str, ...]:
     for name in names or []:
-        if name not in DATA_SETS:
-            raise unknown_name("OOD set", name, DATA_SETS)
+        known = [*DATA_SETS, *params.data.own]
+        if name not in known:
+            raise unknown_name("OOD set", name, known)
         if name == params.data.id:
             raise ParamsError(f"{option} {name}: that is the ID set (data.id); name another one")
     return tuple(dict.fromkeys(names or []))

@@ -90,9 +90,11 @@ def prepare(
     if PreparePart.unseen_set in wanted:
         done += [stage.prepare_unseen_set(workspace, data, name, session.progress) for name in session.unseen_sets]
     if PreparePart.id_split in wanted:
-        done += [stage.prepare_split(workspace, data, one_seed) for one_seed in session.seeds]
+        done += [stage.prepare_split(workspace, data, one_seed, session.progress) for one_seed in session.seeds]
     if PreparePart.wild in wanted:
-        done += [stage.prepare_wild(workspace, data, *experiment) for experiment in session.experiments()]
+        done += [
+            stage.prepare_wild(workspace, data, *experiment, session.progress) for experiment in session.experiments()
+        ]
     console.print(prepared_table(done))
     for note in filter(None, (result.note for result in done)):
         console.print(note, style="yellow", highlight=False, markup=False)
@@ -115,6 +117,7 @@ def train_id(
 ) -> None:
     """Train the classifier on labeled ID data."""
     from salcli.cli.session import Session
+    from salcli.reporting.class_notes import class_notes
     from salcli.reporting.console import console
     from salcli.reporting.stage_tables import train_id_table
     from salcli.stages import train_id as stage
@@ -137,6 +140,8 @@ def train_id(
     with session.processes():
         done = [stage.run(session.workspace, session.params, one, session.progress) for one in session.seeds]
     console.print(train_id_table(done))
+    for line, style in class_notes(done):
+        console.print(line, style=style, highlight=False, markup=False)
     session.finish([path for result in done for path in result.written], "salcli extract-grads")
 
 

@@ -49,6 +49,8 @@ def sweep_pi(
         scratch=scratch,
         parallel=True,
     )  # fmt: skip
+    if session.params.data.pi == "unknown":
+        raise ParamsError("data.pi is unknown: the wild data come as they are, so there is nothing to mix or to sweep")
     with session.processes():
         done = stage.run(session.workspace, session.params, shares, session.experiments(), session.progress)
     for gap in done.gaps:

@@ -46,7 +46,8 @@ class ImageRows:
         start = 0
         for one in self.sets:
             inside = (wanted >= start) & (wanted < start + len(one))
-            images[inside] = one[wanted[inside] - start]
+            # a map of its own: with one for all reads, every image ever read would count as memory of this process
+            images[inside] = _open(_place(one))[wanted[inside] - start]
             start += len(one)
         return torch.from_numpy(images)
 

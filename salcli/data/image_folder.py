@@ -11,8 +11,10 @@ from salcli.data.image_set import Source
 from salcli.errors import DataError
 
 SUFFIXES = {
-    ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp",
+    ".apng", ".avif", ".bmp", ".dib", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx",
+    ".pbm", ".pcx", ".pgm", ".png", ".pnm", ".ppm", ".psd", ".qoi", ".sgi", ".tga", ".tif", ".tiff", ".webp",
 }  # fmt: skip
+EXAMPLES = ".jpeg, .jpg, .png, .tiff, .webp"
 PARTS = ("train", "test")
 
 
@@ -45,12 +47,17 @@ def image_files(folder: Path, *, top: Path | None = None) -> tuple[Path, ...]:
 
     `top` is the folder of the whole set: a link that leads back to it would bring in what has another place there.
     """
+    return tuple(path for path in files_below(folder, top=top) if path.suffix.lower() in SUFFIXES)
+
+
+def files_below(folder: Path, *, top: Path | None = None) -> list[Path]:
+    """All files, images or not."""
     seen = {_identity(place) for place in (top or folder, folder)}
     found: list[Path] = []
     for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         folders[:] = [name for name in sorted(folders) if _is_shown(name) and _is_new(Path(place, name), seen)]
-        found += [Path(place, name) for name in names if _is_shown(name) and Path(name).suffix.lower() in SUFFIXES]
-    return tuple(sorted(found, key=lambda path: path.relative_to(folder).parts))
+        found += [Path(place, name) for name in names if _is_shown(name)]
+    return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
 def _read_part(folder: Path, top: Path, *, labeled: bool) -> Source:
@@ -58,9 +65,7 @@ def _read_part(folder: Path, top: Path, *, labeled: bool) -> Source:
     if not classes:
         files = image_files(folder, top=top)
         if not files:
-            raise DataError(
-                f"{folder} holds no images; put some there, in formats such as {', '.join(sorted(SUFFIXES)[4:9])}"
-            )
+            raise DataError(f"{folder} holds no images; put some there, in formats such as {EXAMPLES}")
         return Source(files)
     by_class = [image_files(folder / name, top=top) for name in classes]
     empty = [name for name, files in zip(classes, by_class, strict=True) if not files]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -25,6 +28,7 @@ BROKEN = (
     ArithmeticError,
 )
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+GRAY = ("1", "L", "LA", "La", "I", *SIXTEEN_BITS)
 
 
 class BadPictureError(Exception):
@@ -33,9 +37,33 @@ class BadPictureError(Exception):
 
 def read_picture(path: Path, size: int, channels: int, fit: Literal["resize", "crop"]) -> NDArray[np.uint8]:
     """C, H, W of one file. The caller turns PIL's warning of decompression bombs into an error."""
+    with _opened(path) as image:
+        return fit_picture(plain(image), size, channels, fit)
+
+
+@dataclass(frozen=True)
+class PictureFacts:
+    """What a file says of its picture."""
+
+    width: int
+    height: int
+    is_gray: bool
+
+
+def picture_facts(path: Path, *, decode: bool) -> PictureFacts:
+    """From the header alone, or once it is sure that the rest can be decoded as well."""
+    with _opened(path) as image:
+        if decode:
+            plain(image).load()
+        return PictureFacts(*image.size, is_gray=image.mode in GRAY)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Whatever goes wrong with the picture inside is a BadPictureError."""
     try:
         with Image.open(path) as image:
-            return fit_picture(plain(image), size, channels, fit)
+            yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         limit = f"{Image.MAX_IMAGE_PIXELS or 0:,}"
         raise BadPictureError(f"it has more than {limit} pixels, which could fill the memory") from None

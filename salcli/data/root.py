@@ -25,6 +25,11 @@ def data_root(option: Path | None = None, params_root: str | None = None, worksp
     return workspace / (Path(params_root).expanduser() if params_root else DEFAULT)
 
 
+def own_place(value: str, workspace: Path) -> Path:
+    """Where a set of data.own lies; a relative place counts from the workspace."""
+    return workspace / Path(value).expanduser()
+
+
 def params_data_root(params_file: Path) -> str | None:
     """data.root of a params file, None where there is no such file or key."""
     if not params_file.exists():

@@ -12,7 +12,7 @@ from salcli.errors import DataError
 from salcli.seeding import generator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Index = NDArray[np.int64]
 
@@ -41,16 +41,20 @@ class OodSplit:
 
 @dataclass(frozen=True)
 class WildMixture:
-    """The wild set in random order. `source` counts through the ID data, then through the OOD data."""
+    """The wild set. `source` counts through the ID data, then through the OOD data."""
 
     source: Index
-    is_ood: NDArray[np.bool_]
+    is_ood: NDArray[np.bool_] | None  # None where nobody knows
 
 
 def split_id(
-    labels: Index, shares: Mapping[str, float | str], seed: int, is_test: NDArray[np.bool_] | None = None
+    labels: Index,
+    shares: Mapping[str, float | str],
+    seed: int,
+    is_test: NDArray[np.bool_] | None = None,
+    class_names: Sequence[str] = (),
 ) -> IdSplit:
-    """Deal the samples of every class to the four parts, in the given shares.
+    """Deal the samples of every class to the four parts, in the given shares. A part with a share of 0 stays empty.
 
     Where the test share is `official`, the images that were published for testing are the test, and the rest is dealt
     to the other three parts. With a number, it does not matter what an image was published for.
@@ -64,11 +68,13 @@ def split_id(
         )
     else:
         names, test, dealt = ALL_PARTS[:-1], [np.flatnonzero(is_test)], np.flatnonzero(~is_test)
-    parts = _deal(labels, dealt, {name: float(shares[name]) for name in names}, seed)
+    parts = _deal(labels, dealt, {name: float(shares[name]) for name in names}, seed, class_names)
     return IdSplit(*parts, *test)
 
 
-def _deal(labels: Index, dealt: Index, shares: Mapping[str, float], seed: int) -> list[Index]:
+def _deal(
+    labels: Index, dealt: Index, shares: Mapping[str, float], seed: int, class_names: Sequence[str]
+) -> list[Index]:
     """The samples `dealt`, class by class, to parts of the given shares."""
     rng = generator(seed, "split-id")
     cuts = np.cumsum(list(shares.values()))[:-1]
@@ -77,10 +83,11 @@ def _deal(labels: Index, dealt: Index, shares: Mapping[str, float], seed: int) -
         own = rng.permutation(dealt[labels[dealt] == k])
         for part, members in zip(parts, np.split(own, np.rint(cuts * len(own)).astype(int)), strict=True):
             part.append(members)
-        empty = [name for name, part in zip(shares, parts, strict=True) if len(part[-1]) == 0]
+        empty = [name for name, part in zip(shares, parts, strict=True) if len(part[-1]) == 0 and shares[name] > 0]
         if empty:
+            name = class_names[k] if class_names else k
             raise DataError(
-                f"class {k} has {len(own)} images, too few to give some to {', '.join(empty)}; "
+                f"class {name} has {len(own)} images, too few to give some to {', '.join(empty)}; "
                 "raise its share in data.id_shares or add images"
             )
     return [np.sort(np.concatenate(part)) for part in parts]
@@ -122,6 +129,13 @@ def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -
     is_ood = np.arange(n_wild) >= len(chosen_id)
     order = rng.permutation(n_wild)
     return WildMixture(source[order], is_ood[order])
+
+
+def wild_as_it_is(pool: Index, n_id: int) -> WildMixture:
+    """Wild data that come as they are, in their own order: nothing is mixed in, and nobody knows what is OOD."""
+    if len(pool) == 0:
+        raise DataError("all wild images are ID images, too, so there is nothing to find; add other wild images")
+    return WildMixture(n_id + pool, None)
 
 
 def largest_mixture(n_id: int, n_ood: int, pi: float) -> int:

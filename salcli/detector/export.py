@@ -52,7 +52,8 @@ def export(detector: Detector, path: Path, to: str) -> Exported:
     with atomic_path(path) as partial, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporters' own affairs
         try:
-            write(graph, random_images(2, wanted, seed=0), text, partial)
+            # one of its own: an exporter may leave a network that keeps state in another one
+            write(DetectorGraph(detector), random_images(2, wanted, seed=0), text, partial)
         except Exception as error:  # a network of somebody's own may fail in any way
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise ModelError(f"{graph.network.spec.backbone} cannot be exported to {to}: {reason}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -14,6 +15,13 @@ class Backbone(nn.Module):
     weights_prefix: str = ""  # stands before our names and not before theirs
     head_names: tuple[str, ...] = ("fc", "linear", "classifier")
     unused_weights: tuple[str, ...] = ()  # beginnings of names that have no counterpart here
+    head_has_bias: bool = True
+
+    memory_format = torch.channels_last  # convolutions are faster so, on CPUs and GPUs
+
+    def new_head(self, n_classes: int) -> nn.Linear:
+        """The linear layer that the features go into."""
+        return nn.Linear(self.n_features, n_classes)
 
     @property
     def level_widths(self) -> tuple[int, ...]:

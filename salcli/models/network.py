@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from salcli.models.backbone_names import is_hooked
 from salcli.models.backbones import build_backbone
+from salcli.models.hooked_backbone import HookedBackbone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from salcli.models.backbone import Backbone
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,14 @@ class NetworkSpec:
     mean: tuple[float, ...]  # one for each channel
     std: tuple[float, ...]
     drop_rate: float = 0.0
+    head: str | None = None  # what a network of somebody else calls its last linear layer
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> NetworkSpec:
         """The inverse of dataclasses.asdict and JSON."""
         mean, std = tuple(content["mean"]), tuple(content["std"])
-        return cls(content["backbone"], content["n_classes"], mean, std, content.get("drop_rate", 0.0))
+        drop_rate, head = content.get("drop_rate", 0.0), content.get("head")
+        return cls(content["backbone"], content["n_classes"], mean, std, drop_rate, head)
 
 
 class Classifier(nn.Module):
@@ -40,12 +46,15 @@ class Classifier(nn.Module):
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.backbone = build_backbone(spec.backbone, len(spec.mean), spec.drop_rate)
-        self.head = nn.Linear(self.backbone.n_features, spec.n_classes)
+        if is_hooked(spec.backbone):
+            self.backbone: Backbone = HookedBackbone(spec.backbone, len(spec.mean), spec.n_classes, spec.head)
+        else:
+            self.backbone = build_backbone(spec.backbone, len(spec.mean), spec.drop_rate)
+        self.head = self.backbone.new_head(spec.n_classes)
         # part of the spec, so not of the weights
         self.register_buffer("mean", torch.tensor(spec.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(spec.std)[:, None, None], persistent=False)
-        self.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs and GPUs
+        self.to(memory_format=self.backbone.memory_format)
 
     @property
     def n_features(self) -> int:

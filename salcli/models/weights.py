@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from salcli.errors import WeightsError
+from salcli.models.backbone_names import timm_name
 from salcli.models.weights_file import read_state_dict
 from salcli.models.weights_names import BACKBONE, HEAD, OOD_HEAD, our_names
 
@@ -39,6 +40,8 @@ class WeightsReport:
 def load_weights(network: Classifier, path: Path) -> WeightsReport:
     """Fill the network with the file's tensors, or raise and leave it as it was."""
     given, ignored = _for_network(network, read_state_dict(path))
+    if timm_name(network.spec.backbone) is not None:
+        ignored += _drop_foreign_head(network, given)
     if not given:
         raise WeightsError(f"{path} holds nothing that belongs to a network; give a state dict of {_describe(network)}")
     _check_names_and_shapes(network, path, given)
@@ -60,7 +63,17 @@ def _for_network(network: Classifier, state: dict[str, Tensor]) -> tuple[Given, 
         ours: (name, state[name]) for name, ours in names.items() if ours in expected or not ours.startswith(unused)
     }
     kept = {name for name, _ in useful.values()}
+    if f"{HEAD}weight" in useful and not network.backbone.head_has_bias:
+        useful.setdefault(f"{HEAD}bias", (f"{HEAD}bias", torch.zeros(network.spec.n_classes)))
     return useful, [name for name in state if name not in kept]
+
+
+def _drop_foreign_head(network: Classifier, given: Given) -> list[str]:
+    """timm's weights are mostly for other classes: what they are good for is the rest. The head's names in the file."""
+    head = given.get(f"{HEAD}weight")
+    if head is None or head[1].shape[:1] == (network.spec.n_classes,):
+        return []
+    return [given.pop(ours)[0] for ours in (f"{HEAD}weight", f"{HEAD}bias") if ours in given]
 
 
 def _check_names_and_shapes(network: Classifier, path: Path, given: Given) -> None:

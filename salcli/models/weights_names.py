@@ -17,7 +17,8 @@ HEAD, OOD_HEAD, BACKBONE = "head.", "ood_head.", "backbone."
 def our_names(names: Iterable[str], backbone: Backbone, body: Iterable[str]) -> dict[str, str]:
     """Name in the file → name in a Classifier; `body` are the backbone's own names, as published."""
     known = set(body)
-    plain = _without_prefixes(list(names), [*PREFIXES, *filter(None, [backbone.weights_prefix])], known)
+    heads = {f"{name}.{part}" for name in backbone.head_names for part in ("weight", "bias")}
+    plain = _without_prefixes(list(names), [*PREFIXES, *filter(None, [backbone.weights_prefix])], known | heads)
     head = _head_name(set(plain.values()) - known, backbone)
     renamed = {}
     for name, short in plain.items():

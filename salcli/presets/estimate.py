@@ -27,6 +27,8 @@ from salcli.fetching.registry import data_source
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from salcli.fetching.data_source import DataSource
+
 GIGA = 10**9
 ENCODER_VIEWS = {"knn-plus": (2, 1), "csi": (8, 4)}  # of an image in a step: for the features, for the heads
 CUDA_BYTES = 0.5 * GIGA
@@ -62,10 +64,23 @@ def estimated_gigabytes(params: Mapping[str, Any]) -> float:
     return (CUDA_BYTES + 12 * network.n_weights + 4 * network.n_activations * n_images) / GIGA
 
 
-def estimated_images(params: Mapping[str, Any]) -> int:
-    """Images that go through a network, over all seeds and OOD sets."""
-    data, shares = params["data"], params["data"]["id_shares"]
-    n_id, n_id_test = _id_sizes(data)
+@dataclass(frozen=True)
+class SetSize:
+    """Of a set of the user's own; published ones are known."""
+
+    n_images: int
+    n_test: int = 0
+
+    @property
+    def n_for_training(self) -> int:
+        """The images that are not for testing."""
+        return self.n_images - self.n_test
+
+
+def estimated_images(params: Mapping[str, Any], sizes: Mapping[str, SetSize] | None = None) -> int:
+    """Images that go through a network, over all seeds and OOD sets; `sizes` are those of the user's own sets."""
+    data, shares, sizes = params["data"], params["data"]["id_shares"], sizes or {}
+    n_id, n_id_test = _id_sizes(data, sizes)
     n_train = shares["train"] * n_id
     train_id = n_train * params["train_id"]["epochs"]
     one_seed: float = train_id + (shares["train"] + shares["calibration"]) * n_id
@@ -73,8 +88,8 @@ def estimated_images(params: Mapping[str, Any]) -> int:
         own, (n_views, n_head_views) = params["train_encoder"][name], ENCODER_VIEWS[name]
         one_seed += n_train * (n_views * own["epochs"] + n_head_views * own["head"]["epochs"])
     for ood in data["ood"]:
-        n_pool, n_ood_test = _ood_sizes(ood, data["ood_wild_share"])
-        n_unseen = sum(_unseen_size(name) for name in data["test_ood"] if name != ood)
+        n_pool, n_ood_test = _ood_sizes(ood, data, sizes)
+        n_unseen = sum(_unseen_size(name, sizes) for name in data["test_ood"] if name != ood)
         train_ood = 2 * n_train * params["train_ood"]["epochs"]
         n_wild = _wild_size(shares["wild"] * n_id, n_pool, data["pi"])
         others = [rival for rival in params["rivals"] if rival != "step"]
@@ -86,28 +101,36 @@ def estimated_images(params: Mapping[str, Any]) -> int:
     return round(one_seed * len(params["seeds"]))
 
 
-def _id_sizes(data: Mapping[str, Any]) -> tuple[float, float]:
+def _size(name: str, sizes: Mapping[str, SetSize]) -> SetSize | DataSource:
+    return sizes[name] if name in sizes else data_source(name)
+
+
+def _id_sizes(data: Mapping[str, Any], sizes: Mapping[str, SetSize]) -> tuple[float, float]:
     """What the shares are shares of, and the test set."""
-    source, share = data_source(data["id"]), data["id_shares"]["test"]
+    source, share = _size(data["id"], sizes), data["id_shares"]["test"]
     if share == "official":
         return source.n_for_training, source.n_test
     return source.n_images, share * source.n_images
 
 
-def _ood_sizes(name: str, wild_share: float) -> tuple[float, float]:
+def _ood_sizes(name: str, data: Mapping[str, Any], sizes: Mapping[str, SetSize]) -> tuple[float, float]:
     """For the wild, and for the test."""
-    source = data_source(name)
+    source, wild_share = _size(name, sizes), data["ood_wild_share"]
+    if data["pi"] == "unknown":
+        return source.n_images, 0
     if source.n_test:
         return source.n_for_training, source.n_test
     return wild_share * source.n_images, (1 - wild_share) * source.n_images
 
 
-def _unseen_size(name: str) -> int:
+def _unseen_size(name: str, sizes: Mapping[str, SetSize]) -> int:
     """Nothing of such a set is in the wild: all of it can be tested on, or its official test split."""
-    source = data_source(name)
+    source = _size(name, sizes)
     return source.n_test or source.n_images
 
 
-def _wild_size(n_id: float, n_ood: float, pi: float) -> float:
-    """The largest mixture with a share pi of OOD data."""
+def _wild_size(n_id: float, n_ood: float, pi: float | str) -> float:
+    """The largest mixture with a share pi of OOD data; all of them, where nothing is mixed."""
+    if isinstance(pi, str):
+        return n_ood
     return n_ood / pi if pi == 1 else min(n_id / (1 - pi), n_ood / pi)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from salcli.fetching.data_source import DataSource
     from salcli.fetching.fetch import Status
@@ -56,11 +57,15 @@ def _cells(source: DataSource, state: Status) -> dict[str, str]:
     }
 
 
-def data_json(found: Mapping[DataSource, Status]) -> str:
-    """All that is known, for programs."""
+def data_json(found: Mapping[DataSource, Status], own: Mapping[str, Path] | None = None) -> str:
+    """All that is known, for programs; of the user's `own` sets, where they lie."""
     sets = [
         asdict(source) | {"n_bytes": source.n_bytes, "embedded": source.is_embedded, "status": state}
         for source, state in found.items()
+    ]
+    sets += [
+        {"name": name, "place": str(place), "status": "here" if place.exists() else "missing"}
+        for name, place in (own or {}).items()
     ]
     return json.dumps(sets, indent=2, ensure_ascii=False)
 

@@ -85,7 +85,8 @@ def _variants_of_tau(params: Params) -> list[str]:
 
 
 def _fits(setting: Setting, params: Params) -> bool:
-    same_pi = setting.pi is None or math.isclose(setting.pi, params.data.pi)
+    pi = params.data.pi
+    same_pi = setting.pi is None or (pi != "unknown" and math.isclose(setting.pi, pi))
     return (setting.id, setting.backbone) == (params.data.id, params.model.backbone) and same_pi
 
 
@@ -105,7 +106,7 @@ def _nothing_found(params: Params) -> str:
     rivals = ", ".join(paper_names(method, params)[0] for method in params.evaluate.methods if method != "sal")
     lines = [
         "the paper reports no FPR95 or AUROC for these params",
-        f"looked for: {data.id}, {params.model.backbone}, π {data.pi:g}, OOD {', '.join(data.ood)}; "
+        f"looked for: {data.id}, {params.model.backbone}, π {data.pi}, OOD {', '.join(data.ood)}; "
         f"{', '.join(filter(None, [sal_names(params)[0], rivals]))}",
     ]
     only_errors = [setting.table for setting in settings() if _fits(setting, params) and not _comparable(setting)]

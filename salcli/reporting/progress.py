@@ -19,14 +19,25 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class ConsoleProgress:
-    """Shows tasks on the console, or on another one where the output of a command is for other programs."""
+    """Shows tasks on the console, and knows how long all of them took: the work, without start-up and reading.
+
+    Another console is for commands whose output other programs read.
+    """
 
     def __init__(self, to: Console = console) -> None:
+        self.seconds = 0.0
         self._console = to
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[_Meter]:
         """Begin a task of `total` units."""
+        started = time.monotonic()
+        with self._shown(name, total, unit) as meter:
+            yield meter
+        self.seconds += time.monotonic() - started
+
+    @contextmanager
+    def _shown(self, name: str, total: int, unit: str) -> Iterator[_Meter]:
         meter = _Meter(name, total, unit, self._console)
         if not self._console.is_terminal:
             yield meter

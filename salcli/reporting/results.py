@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,7 +63,11 @@ class Results:
             _run(
                 _Place.of(result),
                 method,
-                {**asdict(own), "id_accuracy": result.id_accuracy[method], SHORT: method in result.short_schedules},
+                {
+                    **(asdict(own) if own else {}),
+                    "id_accuracy": result.id_accuracy[method],
+                    SHORT: method in result.short_schedules,
+                },
             )
             for result in done
             for method, own in result.metrics.items()
@@ -110,6 +115,12 @@ class Results:
         return [test if is_plain or test == wild else f"{test} (wild {wild})" for wild, test in pairs]
 
     @property
+    def unknown_sets(self) -> list[str]:
+        """What is wild as it comes, so that nobody knows its OOD data."""
+        unknown = self.runs["fpr95"].isna()
+        return [label for label in self.ood_sets if unknown[[one == label for one in self._labels()]].all()]
+
+    @property
     def n_seeds(self) -> int:
         """How many seeds there are."""
         return int(self.runs["seed"].nunique())
@@ -121,6 +132,8 @@ class Results:
         ranking = averages.groupby("method")["fpr95"].mean().sort_values(kind="stable").index
         labels = pd.Series(self._labels(), index=self.runs.index)
         groups = [(ood, self.runs[labels == ood]) for ood in self.ood_sets]
+        known = [(ood, runs) for ood, runs in groups if runs["fpr95"].notna().any()]
+        groups = known or groups  # where nobody knows what is OOD, only the accuracy is left, which others have, too
         if len(groups) > 1:
             groups.append((AVERAGE, averages))
         short = frozenset(self.runs["method"][self.runs[SHORT]])
@@ -172,8 +185,9 @@ class _Place(NamedTuple):
         return cls(ood, test_set, int(seed)) if seed.isdecimal() else None
 
 
-def _run(place: _Place, method: str, figures: dict[str, float]) -> dict[str, Any]:
-    in_percent = {name: 100 * float(figures[name]) for name in METRICS}
+def _run(place: _Place, method: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """NaN where a figure is not known, because nobody knows what is OOD."""
+    in_percent = {name: math.nan if figures.get(name) is None else 100 * float(figures[name]) for name in METRICS}
     return {**place._asdict(), "method": method, **in_percent, SHORT: bool(figures.get(SHORT, False))}
 
 
@@ -182,7 +196,11 @@ def _read_evaluation(path: Path, place: _Place) -> tuple[list[dict[str, Any]], d
     unseen = None if place.test_set == place.ood else place.test_set
     with _reading_json(path, layout.metrics(place.ood, place.seed, unseen)) as content:
         counts = {name: int(content["samples"][name]) for name in ("id_test", "ood_test")}
-        runs = [_run(place, method, figures) for method, figures in content.items() if method != "samples"]
+        methods = {method: figures for method, figures in content.items() if method != "samples"}
+        for name in METRICS:
+            for figures in methods.values():
+                figures[name]  # a figure that is not known is null, not absent
+        runs = [_run(place, method, figures) for method, figures in methods.items()]
     filtered = path.with_name("filter.json")
     if filtered.exists():
         with _reading_json(filtered, layout.filter_metrics(place.ood, place.seed)) as content:
@@ -205,7 +223,7 @@ def _samples(counts: list[tuple[_Place, dict[str, int]]]) -> dict[str, str]:
     samples = {name: _range([own[key] for _, own in counts if key in own]) for key, name in SHARED_SAMPLES.items()}
     for ood in dict.fromkeys(place.test_set for place, _ in counts):
         own_counts = [own for place, own in counts if place.test_set == ood]
-        samples[f"{ood} test"] = _range([own["ood_test"] for own in own_counts])
+        samples[f"{ood} test"] = _range([own["ood_test"] for own in own_counts if own["ood_test"]])
         samples[f"{ood} candidates"] = _range([own["n_candidates"] for own in own_counts if "n_candidates" in own])
     return {name: text for name, text in samples.items() if text}
 

@@ -42,6 +42,7 @@ LABELS = {
 SHORT_SCHEDULE = " (short schedule)"
 FULL_WIDTH = 96  # columns of a terminal that mean ± std needs
 WIDER = 2  # what «(short schedule)», in a line of its own, needs beyond that
+UNKNOWN = "unknown"
 HEADER = ["OOD test set", "method", *METRICS.values()]
 
 
@@ -120,18 +121,26 @@ def _cells(row: Row, bold: str, *, spread: bool = True) -> list[str]:
     for metric in METRICS:
         mean, std = row.mean[metric], row.std[metric]
         text = f"{mean:.1f}" if math.isnan(std) or not spread else f"{mean:.1f} ± {std:.1f}"
+        text = UNKNOWN if math.isnan(mean) else text
         figures.append(bold.format(text) if metric in row.best else text)
     return [label(row.method, has_short_schedule=row.has_short_schedule), *figures]
 
 
 def _notes(results: Results, *, spread: bool = True) -> list[str]:
-    notes = [FPR95_CONVENTION]
+    notes = [FPR95_CONVENTION] if results.unknown_sets != results.ood_sets else []
+    if results.unknown_sets:
+        names = ", ".join(results.unknown_sets)
+        notes.append(
+            f"{names}: wild data as they come, nobody knows what of them is OOD, so FPR95, AUROC and AUPR are unknown; "
+            "they need OOD images to test on (data.test_ood)."
+        )
     if results.n_seeds > 1:
         over_sets = f" ({AVERAGE}: over the OOD sets)" if len(results.ood_sets) > 1 else ""
         figures = "Mean ± std" if spread else f"Mean (± std from {FULL_WIDTH} columns on)"
         notes.append(f"{figures} over {results.n_seeds} seeds{over_sets}; best in bold; sorted by average FPR95.")
     if results.wild_sets != results.ood_sets and len(results.wild_sets) == 1:
-        notes.append(f"OOD in the wild data: {results.wild_sets[0]}.")
+        what = "Wild data" if results.wild_sets == results.unknown_sets else "OOD in the wild data"
+        notes.append(f"{what}: {results.wild_sets[0]}.")
     if results.n_left_out:
         notes.append(
             f"Left out: {results.n_left_out} evaluations that params.yaml does not ask for (--all shows them)."

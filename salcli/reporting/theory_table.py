@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
+from salcli.reporting.auto_table import shown_share
 from salcli.reporting.stage_tables import plain_table
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _scores(done: Sequence[TheoryCheck]) -> Table:
             _figure(truth.mean_tau_id if truth else None),
             _figure(truth.mean_tau_ood if truth else None),
             _figure(result.bound),
-            *(_share(errors[side] if errors else None) for side in (0, 1) for errors in (true_errors, estimated)),
+            *(shown_share(errors[side] if errors else None) for side in (0, 1) for errors in (true_errors, estimated)),
         )
     table.caption = (
         "τ: of Eq. 4–7, one ∇̄ and one v for all classes; bound: 0.98 ζ²/π, for OOD (Theorem 4).\n"
@@ -76,8 +77,4 @@ def _scores(done: Sequence[TheoryCheck]) -> Table:
 
 
 def _figure(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.3g}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.1%}"
+    return "unknown" if value is None else "–" if math.isnan(value) else f"{value:.3g}"

@@ -38,6 +38,11 @@ class Factors:
     def __getitem__(self, rows: slice | Tensor) -> Factors:
         return Factors(self.residual[rows], self.feature[rows], self.label[rows])
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Factors:
+        """The same on a device, in a precision."""
+        residual, feature = (factor.to(device, dtype) for factor in (self.residual, self.feature))
+        return Factors(residual, feature, self.label.to(device))
+
     def chunks(self) -> Iterator[Factors]:
         """One chunk: what is in memory need not be cut."""
         yield self
@@ -60,9 +65,11 @@ class Factors:
 
     def relabelled(self, label: Int[Tensor, " n"]) -> Factors:
         """The gradients of the same samples, had they been taken with other labels."""
-        n_classes = self.residual.shape[1]
-        change = one_hot(self.label, n_classes) - one_hot(label, n_classes)
-        return Factors(self.residual + change, self.feature, label)
+        changed = torch.nonzero(self.label != label).flatten()  # most are as they were
+        residual = self.residual.clone() if len(changed) else self.residual
+        residual[changed, self.label[changed]] += 1
+        residual[changed, label[changed]] -= 1
+        return Factors(residual, self.feature, label)
 
     def predicted_row(self) -> Factors:
         """Only the label's own row of each gradient (K = 1), which is what the authors' code uses."""

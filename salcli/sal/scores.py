@@ -11,6 +11,8 @@ from torch import Tensor
 from salcli.sal.gradients import FactorSource, mean_gradient
 from salcli.sal.spectrum import ALONE, CentredGradients, Workers, top_singular_vectors
 
+CPU = torch.device("cpu")
+
 
 def outlier_scores(G: CentredGradients, V: Float[Tensor, "v k d"], n_vectors: int) -> Float[Tensor, " n"]:
     """Eq. 6: τ_i = ⟨g_i − ∇̄, v⟩²; for several vectors the mean of the squared projections.
@@ -48,9 +50,12 @@ def class_agnostic_scores(
     n_vectors: int,
     workers: Workers = ALONE,
 ) -> list[Float[Tensor, " n"]]:
-    """τ of every row of every source, projected on the singular vectors of one matrix for all classes."""
+    """τ of every row of every source, projected on the singular vectors of one matrix for all classes.
+
+    Computed on the device that the reference is on.
+    """
     V = top_singular_vectors(CentredGradients(spectrum_of, reference, workers), n_vectors)
-    return [outlier_scores(CentredGradients(source, reference, workers), V, n_vectors) for source in sources]
+    return [outlier_scores(CentredGradients(source, reference, workers), V, n_vectors).cpu() for source in sources]
 
 
 def class_conditional_scores(
@@ -61,6 +66,7 @@ def class_conditional_scores(
     n_vectors: int,
     *,
     shared_reference: Float[Tensor, "1 k d"] | None = None,
+    device: torch.device = CPU,
 ) -> list[Float[Tensor, " n"]]:
     """Remark 2: every class has its own G_k, its own v_k and, unless one is shared, its own ∇̄_k.
 
@@ -72,7 +78,9 @@ def class_conditional_scores(
         if len(own_class) == 0:
             continue
         reference = mean_gradient(id_train.of_class(k))[None] if shared_reference is None else shared_reference
-        own_scores = class_agnostic_scores(own_class, [source.of_class(k) for source in sources], reference, n_vectors)
+        reference = reference.to(device)
+        own_sources = [own_class if source is spectrum_of else source.of_class(k) for source in sources]
+        own_scores = class_agnostic_scores(own_class, own_sources, reference, n_vectors)
         for values, source, own in zip(scores, sources, own_scores, strict=True):
             values[source.label == k] = own
     return scores

@@ -20,8 +20,14 @@ from torch import Tensor
 
 from salcli.sal.gradients import Factors, FactorSource
 
-# Up to this many rows or columns a small dense eigenproblem is cheaper than an iteration, and exact.
+# Up to this many rows or columns a small dense eigenproblem is cheaper than an iteration, and exact …
 SMALL_SIDE = 512
+# … and up to this many rows it is cheaper to iterate on their inner products than on themselves.
+GRAM_SIDE = 1024
+# ARPACK keeps so many vectors, and stops at so small a residual of the largest value. Each step is a pass over all
+# rows, and real gradients have one direction that stands out: most runs are done with the first vectors, and the
+# projections have eight digits then (docs/performance.md).
+KEPT_VECTORS, TOLERANCE = 8, 1e-10
 # Squared singular values this far below the largest are rounding errors, not directions …
 RELATIVE_RANK = 1e-12
 # … and so is all that is left when rows and reference cancel to the last digits.
@@ -111,35 +117,43 @@ class CentredGradients:
 
     def gram(self) -> Float[Tensor, "n n"]:
         """G Gᵀ for few rows: (R Rᵀ) ∘ (F Fᵀ), less its centring."""
-        chunks = list(self.source.chunks())
-        R = torch.cat([chunk.residual.double() for chunk in chunks])
-        F = torch.cat([chunk.feature.double() for chunk in chunks])
+        chunks = list(self._in_float64(self.source))
+        R = torch.cat([chunk.residual for chunk in chunks])
+        F = torch.cat([chunk.feature for chunk in chunks])
         row = torch.cat([self.reference_row(chunk) for chunk in chunks])
         with_reference = torch.cat([_project(chunk, self.reference) for chunk in chunks])[:, row]  # ⟨g_i, ∇̄_j⟩
-        references = self._offset(self.reference)[row][:, row]
-        return (R @ R.T) * (F @ F.T) - with_reference - with_reference.T + references
+        products = R @ R.T
+        products *= F @ F.T
+        products -= with_reference
+        products -= with_reference.T
+        products += self._offset(self.reference)[row][:, row]
+        return products
 
     def covariance(self) -> Float[Tensor, "kd kd"]:
         """GᵀG for few columns, added up chunk by chunk."""
         reference = self.reference.flatten(1)
         total = reference.new_zeros(reference.shape[1], reference.shape[1])
         for chunk in self._own_chunks():
-            exact = Factors(chunk.residual.double(), chunk.feature.double(), chunk.label)
-            rows = exact.dense() - reference[self.reference_row(chunk)]
+            rows = chunk.dense() - reference[self.reference_row(chunk)]
             total += rows.T @ rows
         return self.workers.add_up(total)
 
     def size_before_centring(self) -> float:
         """Σ ‖g_i‖² + ‖∇̄‖²: what rounding errors of the centred rows are relative to."""
         squares = self.reference.flatten(1).square().sum(dim=1)
-        total = torch.zeros(1, dtype=torch.float64)
+        total = squares.new_zeros(1)
         for chunk in self._own_chunks():
-            own = chunk.residual.double().square().sum(1) * chunk.feature.double().square().sum(1)
+            own = chunk.residual.square().sum(1) * chunk.feature.square().sum(1)
             total += (own + squares[self.reference_row(chunk)]).sum()
         return float(self.workers.add_up(total))
 
     def _own_chunks(self) -> Iterable[Factors]:
-        return self.workers.share(self.source).chunks()
+        return self._in_float64(self.workers.share(self.source))
+
+    def _in_float64(self, source: FactorSource) -> Iterable[Factors]:
+        """Where the reference is: what is on a GPU goes over once for each pass."""
+        for chunk in source.chunks():
+            yield chunk.to(self.reference.device, torch.float64)
 
     def _offset(self, V: Tensor) -> Tensor:
         return self.reference.flatten(1) @ V.flatten(1).T  # c, v
@@ -172,31 +186,37 @@ def _kept(values: Tensor, G: CentredGradients) -> Tensor:
 
 def _largest(symmetric: Tensor, n_vectors: int) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues, in falling order, and their eigenvectors as columns."""
-    n = len(symmetric)
-    values, vectors = eigh(symmetric.numpy(), subset_by_index=[max(0, n - n_vectors), n - 1])
-    return torch.from_numpy(values).flip(0), torch.from_numpy(vectors).flip(1)
+    n, device = len(symmetric), symmetric.device
+    values, vectors = eigh(symmetric.cpu().numpy(), subset_by_index=[max(0, n - n_vectors), n - 1])
+    return torch.from_numpy(values).flip(0).to(device), torch.from_numpy(vectors).flip(1).to(device)
 
 
 def _iterated(G: CentredGradients, n_vectors: int) -> tuple[Tensor, Tensor]:
     """The same for the matrix GᵀG of any size, by ARPACK on the smaller side of G."""
-    shape = G.reference.shape[1:]
+    shape, device = G.reference.shape[1:], G.reference.device
     rows_are_fewer = len(G) < shape.numel()
+    gram = G.gram() if rows_are_fewer and len(G) <= GRAM_SIDE else None
 
     def product(x: np.ndarray) -> np.ndarray:
-        vector = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))
+        vector = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64)).to(device)
+        if gram is not None:
+            return (gram @ vector.flatten()).cpu().numpy()
         if rows_are_fewer:
-            return G.project(G.combine(vector.reshape(-1, 1))).flatten().numpy()
-        return G.covariance_product(vector.reshape(1, *shape)).flatten().numpy()
+            return G.project(G.combine(vector.reshape(-1, 1))).flatten().cpu().numpy()
+        return G.covariance_product(vector.reshape(1, *shape)).flatten().cpu().numpy()
 
     size = len(G) if rows_are_fewer else shape.numel()
     rng = np.random.default_rng(0)  # the same each time: results repeat
     start = rng.standard_normal(size)
-    if not product(start).any():  # ARPACK cannot start on a matrix of zeros
-        return torch.zeros(1, dtype=torch.float64), torch.zeros(shape.numel(), 1, dtype=torch.float64)
-    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-    found, columns = eigsh(operator, k=n_vectors, v0=start, rng=rng)
+    scale = float(np.linalg.norm(product(start)))
+    if scale == 0:  # ARPACK cannot start on a matrix of zeros
+        return G.reference.new_zeros(1), G.reference.new_zeros(shape.numel(), 1)
+    # ARPACK takes very small values for zeros, and the gradients of a confident network are very small
+    operator = LinearOperator((size, size), matvec=lambda x: product(x) / scale, dtype=np.float64)
+    n_kept = min(size, max(KEPT_VECTORS, 2 * n_vectors + 1))
+    found, columns = eigsh(operator, k=n_vectors, v0=start, rng=rng, ncv=n_kept, tol=TOLERANCE)
     order = np.argsort(found)[::-1].copy()
-    values, vectors = torch.from_numpy(found[order]), torch.from_numpy(columns[:, order])
+    values, vectors = (torch.from_numpy(part).to(device) for part in (found[order] * scale, columns[:, order]))
     return values, _unit(G.combine(vectors)).flatten(1).T if rows_are_fewer else vectors
 
 
@@ -215,9 +235,8 @@ class _Total:
         )
 
     def add(self, chunk: Factors, row: Tensor, U: Tensor) -> None:
-        R, F = chunk.residual.double(), chunk.feature.double()
         for v in range(U.shape[1]):
-            self.gradients[v] += R.T @ (U[:, v, None] * F)
+            self.gradients[v] += chunk.residual.T @ (U[:, v, None] * chunk.feature)
         self.weight.index_add_(0, row, U)
 
     def centred(self, reference: Tensor) -> Tensor:
@@ -226,7 +245,7 @@ class _Total:
 
 def _project(chunk: Factors, V: Tensor) -> Tensor:
     """⟨g_i, v⟩ = residual_iᵀ v feature_i, uncentred."""
-    R, F = chunk.residual.double(), chunk.feature.double()
+    R, F = chunk.residual, chunk.feature
     return torch.stack([((R @ v) * F).sum(dim=1) for v in V], dim=1) if len(V) else R.new_zeros(len(chunk), 0)
 
 

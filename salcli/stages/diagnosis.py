@@ -22,7 +22,10 @@ def known_truth(workspace: Workspace, n_wild: int, ood: str, seed: int) -> Tenso
     if not workspace.has(place):
         return None
     found = workspace.find(place)
-    is_ood = torch.from_numpy(read_wild_truth(found))
+    truth = read_wild_truth(found)
+    if truth is None:
+        return None
+    is_ood = torch.from_numpy(truth)
     if len(is_ood) != n_wild:
         raise BadArtifactError(
             f"{found.path} knows {len(is_ood)} wild samples, but there are gradients of {n_wild}; "

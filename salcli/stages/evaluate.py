@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SCORES_KIND = "test-scores"
 N_BINS = 60
 SHORT_SCHEDULE = "short_schedule"
+UNKNOWN = dict.fromkeys(field.name for field in fields(OodMetrics))
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Evaluated:
     ood: str
     test_set: str
     seed: int
-    metrics: dict[str, OodMetrics]
+    metrics: dict[str, OodMetrics | None]  # None where there is no OOD test data, for nobody knows what is OOD
     id_accuracy: dict[str, float]
     short_schedules: frozenset[str]  # methods whose network was trained for fewer epochs than by its authors
     n_id_test: int
@@ -59,7 +60,7 @@ def run(
     methods: tuple[str, ...] = params.evaluate.methods
     id_test = id_images(workspace, params.data.id, "test", seed)
     if unseen:
-        ood_test = unseen_ood_images(workspace, params.data, unseen, seed)
+        ood_test = unseen_ood_images(workspace, params.data, unseen, seed, ood, progress)
     else:
         ood_test = ood_test_images(workspace, ood, seed)
     n_images = n_passes(methods) * (len(id_test) + len(ood_test))
@@ -79,7 +80,7 @@ def run(
         ood=ood,
         test_set=unseen or ood,
         seed=seed,
-        metrics={method: ood_metrics(own.id, own.ood) for method, own in scores.items()},
+        metrics={method: ood_metrics(own.id, own.ood) if len(own.ood) else None for method, own in scores.items()},
         id_accuracy={method: own.id_accuracy for method, own in scores.items()},
         short_schedules=frozenset(method for method, own in scores.items() if own.has_short_schedule),
         n_id_test=len(id_test),
@@ -99,13 +100,15 @@ def _write(result: Evaluated, scores: dict[str, TestScores], params: Params) -> 
         made_with["filter"] = params.filter.model_dump()
     write_arrays(result.written[0], SCORES_KIND, arrays, made_with)
     write_text(result.written[1], json.dumps(_summary(result), indent=2) + "\n")
-    write_curve(result.written[2], [row for method, own in scores.items() for row in _roc_rows(method, own)])
+    roc = [row for method, own in scores.items() if len(own.ood) for row in _roc_rows(method, own)]
+    write_curve(result.written[2], roc, fieldnames=("method", "fpr", "tpr"))
     write_curve(result.written[3], [row for method, own in scores.items() for row in _histogram_rows(method, own)])
 
 
 def _summary(result: Evaluated) -> dict[str, Any]:
     figures: dict[str, dict[str, Any]] = {
-        method: {**asdict(own), "id_accuracy": result.id_accuracy[method]} for method, own in result.metrics.items()
+        method: {**(asdict(own) if own else UNKNOWN), "id_accuracy": result.id_accuracy[method]}
+        for method, own in result.metrics.items()
     }
     for method in result.short_schedules:
         figures[method][SHORT_SCHEDULE] = True
@@ -124,6 +127,8 @@ def _histogram_rows(method: str, scores: TestScores) -> list[dict[str, Any]]:
     middles = (edges[:-1] + edges[1:]) / 2
     rows = []
     for side, values in (("ID test", scores.id), ("OOD test", scores.ood)):
+        if len(values) == 0:
+            continue
         shares = np.histogram(values, bins=edges)[0] / len(values)
         rows += [
             {"method": method, "data": side, "score": float(middle), "share": float(share)}

@@ -15,12 +15,16 @@ from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.images import read_image_set
 from salcli.artifacts.splits import read_id_split, read_ood_test, read_split_of_mixture, read_wild_source
 from salcli.compute.image_rows import ImageRows
+from salcli.data.duplicates import pixel_digests
 from salcli.data.splits import split_ood
+from salcli.errors import DataError
 from salcli.models.network import Classifier
+from salcli.progress import Silent
 
 if TYPE_CHECKING:
     from salcli.artifacts.layout import Found, Workspace
     from salcli.params import DataParams
+    from salcli.progress import Progress
 
 IdPart = Literal["train", "calibration", "test"]
 
@@ -33,6 +37,7 @@ class LabeledImages:
     labels: Tensor  # n
     index: np.ndarray  # n, into the ID data
     n_classes: int
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,6 +53,7 @@ def id_images(workspace: Workspace, name: str, part: IdPart, seed: int) -> Label
         torch.from_numpy(image_set.labels[index]),
         index,
         len(image_set.class_names),
+        image_set.class_names,
     )
 
 
@@ -89,15 +95,38 @@ def ood_test_images(workspace: Workspace, name: str, seed: int) -> ImageRows:
     return ImageRows((image_set.images,), read_ood_test(mixture_of(workspace, name, seed)))
 
 
-def unseen_ood_images(workspace: Workspace, params: DataParams, name: str, seed: int) -> ImageRows:
+def unseen_ood_images(
+    workspace: Workspace, params: DataParams, name: str, seed: int, ood: str = "", progress: Progress | None = None
+) -> ImageRows:
     """OOD images of another kind than those in the wild data: all of them, or what was published for testing.
 
     A set that hides in the wild data of another experiment is tested on what is kept out there: two sets may be
-    made of the same pictures.
+    made of the same pictures. Of a set of the user's own, pictures are left out that are in the ID data or in the
+    wild data of the experiment `ood`.
     """
     image_set = read_image_set(workspace.find(layout.unseen_set(name)))
     if name in params.ood:
         index = split_ood(len(image_set), image_set.is_test, params.ood_wild_share, seed).test
     else:
         index = np.arange(len(image_set)) if image_set.is_test is None else np.flatnonzero(image_set.is_test)
+    if ood and name in params.own:
+        rows = ImageRows((image_set.images,), index)
+        is_known = _is_known(rows, wild_images(workspace, params.id, ood, seed), name, progress or Silent())
+        if is_known.all():
+            raise DataError(
+                f"all {len(index)} images of {name} are in the ID data or in the wild data ({ood}), too; "
+                "a test needs images that are not"
+            )
+        index = index[~is_known]
     return ImageRows((image_set.images,), index)
+
+
+def _is_known(rows: ImageRows, wild: ImageRows, name: str, progress: Progress) -> np.ndarray:
+    """Which of the pictures are in the ID data or in the wild data, so that networks may have been trained on them."""
+    id_set, ood_set = wild.sets
+    in_wild = wild.source[wild.source >= len(id_set)] - len(id_set)
+    with progress.task(
+        f"compare {name} with ID and wild data", len(rows) + len(id_set) + len(in_wild), "images"
+    ) as task:
+        known = [pixel_digests(id_set, task=task), pixel_digests(ood_set, in_wild, task)]
+        return np.isin(pixel_digests(rows.sets[0], rows.source, task), np.concatenate(known))

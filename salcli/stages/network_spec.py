@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from salcli.errors import ParamsError
+from salcli.models.backbone_names import is_hooked
+from salcli.models.head_search import head_of
 from salcli.models.network import NetworkSpec
+from salcli.models.own_code import code_fingerprint
 
 if TYPE_CHECKING:
+    from salcli.artifacts.layout import Workspace
     from salcli.compute.image_rows import ImageRows
     from salcli.params import ModelParams
     from salcli.stages.inputs import LabeledImages
@@ -30,9 +34,18 @@ def network_spec(params: ModelParams, training: LabeledImages) -> NetworkSpec:
                 f"model.{name} has {len(values[name])} values, but the images have {n_channels} channels; "
                 "give one for each, or auto"
             )
+    head = None
+    if is_hooked(params.backbone):
+        head = head_of(params.backbone, params.head, training.n_classes, training.images.sets[0].shape[1:])
     return NetworkSpec(
-        params.backbone, training.n_classes, mean=values["mean"], std=values["std"], drop_rate=params.drop_rate
+        params.backbone, training.n_classes, values["mean"], values["std"], drop_rate=params.drop_rate, head=head
     )
+
+
+def code_of_network(workspace: Workspace, params: ModelParams) -> dict[str, str]:
+    """The fingerprint of a network's code where that is the user's own: with other code it is another network."""
+    code = code_fingerprint(params.backbone, workspace.given(params.code))
+    return {"code": code} if code else {}
 
 
 def _channel_statistics(images: ImageRows) -> tuple[tuple[float, ...], tuple[float, ...]]:

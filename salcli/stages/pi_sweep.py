@@ -164,7 +164,8 @@ class _Experiment:
     def _point(
         self, filtered: filter_stage.Filtered, evaluated: evaluate.Evaluated, checked: theory.TheoryCheck
     ) -> SweepPoint:
-        errors = filtered.errors
+        errors, metrics = filtered.errors, evaluated.metrics[METHOD]
+        assert metrics is not None  # what is mixed has an OOD test set
         return SweepPoint(
             ood=self.ood,
             pi=self.pi,
@@ -173,7 +174,7 @@ class _Experiment:
             n_candidates=len(filtered.candidates.index),
             err_in=_defined(errors.err_in) if errors else None,
             err_out=_defined(errors.err_out) if errors else None,
-            **asdict(evaluated.metrics[METHOD]),
+            **asdict(metrics),
             id_accuracy=evaluated.id_accuracy[METHOD],
             zeta=checked.held_out.zeta,
             zeta_without_noise=checked.held_out.without_noise,

@@ -145,8 +145,10 @@ class Scoring:
             if method in RIVALS:
                 scores[method] = RIVALS[method](known)(features, logits)
             elif method == "odin":
-                image_sets, chosen = (self.id_test.images, self.ood_test), self.params.evaluate
-                scores[method] = odin_scores(network, image_sets, chosen, chosen.batch_size, self.compute, self.task)
+                chosen = self.params.evaluate
+                scores[method] = odin_scores(
+                    network, self._image_sets, chosen, chosen.batch_size, self.compute, self.task
+                )
             elif method == "sal-posthoc":
                 scores[method] = self._sal_posthoc(features, logits)
         return {method: self._split(score, logits) for method, score in scores.items()}
@@ -161,7 +163,7 @@ class Scoring:
         label = unknown_labels(predicted, logits.shape[1], chosen, self.seed, "test")
         test = Factors(last_layer_residual(logits, label), features, label)
         wild = unlabeled(self._wild, chosen, self.seed, "wild")
-        (outlier_score,) = tau(wild, [test], self._id_train, chosen, Silent())
+        (outlier_score,) = tau(wild, [test], self._id_train, chosen, self.compute.device, Silent())
         undefined = outlier_score.isnan() & features.isfinite().all(1)
         if n_undefined := int(undefined.sum()):
             self.task.note(
@@ -190,10 +192,15 @@ class Scoring:
         """Outputs of a network on the ID test set and, below, on the OOD test set."""
         batches = [
             batch
-            for images in (self.id_test.images, self.ood_test)
+            for images in self._image_sets
             for batch in in_batches(network, of_batch, images, self.params.evaluate.batch_size, self.compute, self.task)
         ]
         return [torch.cat(parts) for parts in zip(*batches, strict=True)]
+
+    @property
+    def _image_sets(self) -> list[ImageRows]:
+        """Those that have images: where nobody knows what is OOD, there is no OOD test set."""
+        return [images for images in (self.id_test.images, self.ood_test) if len(images)]
 
     def _split(self, score: Tensor, logits: Tensor) -> TestScores:
         n_id = len(self.id_test)

@@ -11,6 +11,7 @@ import torch
 from salcli.artifacts import layout
 from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.gradients import GradientFile
+from salcli.compute.devices import resolve_device
 from salcli.compute.numerics import computing
 from salcli.errors import BadArtifactError, ParamsError, ThresholdError
 from salcli.progress import Silent
@@ -120,16 +121,16 @@ class Separators:
         return self.gradients.id_train if self._calibrates_on_training_data else self.gradients.calibration
 
     def _tau(self, task: Task) -> tuple[Tensor, Tensor]:
-        params, id_train = self.params.filter, self.gradients.id_train
+        params, id_train, device = self.params.filter, self.gradients.id_train, resolve_device(self.params.device)
         wild = unlabeled(self.gradients.wild, params, self.seed, "wild")
         if params.calibration == "id-svd":
-            (wild_tau,) = tau(wild, [wild], id_train, params, task)
-            (id_tau,) = tau(id_train, [id_train], id_train, params, Silent())
+            (wild_tau,) = tau(wild, [wild], id_train, params, device, task)
+            (id_tau,) = tau(id_train, [id_train], id_train, params, device, Silent())
             return wild_tau, id_tau
         calibrating = id_train
         if params.calibration == "holdout":
             calibrating = unlabeled(self.gradients.calibration, params, self.seed, "calibration")
-        wild_tau, id_tau = tau(wild, [wild, calibrating], id_train, params, task)
+        wild_tau, id_tau = tau(wild, [wild, calibrating], id_train, params, device, task)
         return wild_tau, id_tau
 
     def _rival(self, name: str, task: Task) -> tuple[Tensor, Tensor]:

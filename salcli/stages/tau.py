@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from salcli.compute.processes import processes
-from salcli.sal.scores import class_agnostic_scores, class_conditional_scores, reference_gradients
+from salcli.sal.scores import CPU, class_agnostic_scores, class_conditional_scores, reference_gradients
 from salcli.seeding import generator
 
 if TYPE_CHECKING:
@@ -39,19 +39,22 @@ def tau(
     sources: Sequence[GradientFile | Factors],
     id_train: GradientFile,
     params: FilterParams,
+    device: torch.device,
     task: Task,
 ) -> list[Tensor]:
     """τ of every source (Eq. 6), with ∇̄ of the ID training data and v of the wild data, or of what stands for it.
 
+    All of it in float64: on a CPU, or on a GPU that has it.
     Class-conditional scores of samples whose class does not occur in `spectrum_of` are NaN.
     """
     n_classes, per_class_reference = id_train.n_classes, params.reference == "class-conditional"
+    device = device if device.type == "cuda" else CPU
     if params.gradient == "predicted-row":
         spectrum_of, id_train = spectrum_of.predicted_row(), id_train.predicted_row()
         sources = [source.predicted_row() for source in sources]
     if params.svd == "class-agnostic":
         reference = reference_gradients(id_train, n_classes, class_conditional=per_class_reference)
-        return class_agnostic_scores(spectrum_of, sources, reference, params.n_vectors, processes())
+        return class_agnostic_scores(spectrum_of, sources, reference.to(device), params.n_vectors, processes())
     shared = None if per_class_reference else reference_gradients(id_train, n_classes, class_conditional=False)
     scores = class_conditional_scores(
         spectrum_of,
@@ -60,6 +63,7 @@ def tau(
         _own_classes(n_classes, task),
         params.n_vectors,
         shared_reference=shared,
+        device=device,
     )
     return [_first_defined(processes().collect(own)) for own in scores]
 

@@ -24,7 +24,7 @@ from salcli.seeding import derived_seed
 from salcli.stages.batches import Batches
 from salcli.stages.encoder_methods import method_for, momentum_sgd
 from salcli.stages.inputs import id_images
-from salcli.stages.network_spec import network_spec
+from salcli.stages.network_spec import code_of_network, network_spec
 from salcli.stages.views import check_views_exist, viewed
 from salcli.training import Epoch, Run, reproducible, train
 
@@ -110,6 +110,7 @@ class _Stage:
             "split": fingerprint(self.workspace.find(layout.id_split(self.seed))),
             "train_encoder": self.own.model_dump(),
             "model": self.params.model.model_dump(),
+            **code_of_network(self.workspace, self.params.model),
             "numerics": self.params.numerics.model_dump(),
         }
 

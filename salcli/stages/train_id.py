@@ -18,14 +18,15 @@ from salcli.artifacts.resume import ResumePoint
 from salcli.compute.augmentation import Augmentation
 from salcli.compute.numerics import computing
 from salcli.errors import WeightsError
-from salcli.inference import accuracy
+from salcli.inference import accuracy, in_batches
 from salcli.models.network import Classifier
 from salcli.models.weights import load_weights
 from salcli.progress import Silent
 from salcli.seeding import derived_seed
 from salcli.stages.batches import Batches
+from salcli.stages.class_check import ClassCheck, class_check
 from salcli.stages.inputs import id_images
-from salcli.stages.network_spec import network_spec
+from salcli.stages.network_spec import code_of_network, network_spec
 from salcli.training import BatchResult, Epoch, Run, reproducible, train
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from salcli.artifacts.layout import Workspace
+    from salcli.compute.numerics import Compute
     from salcli.params import Params
     from salcli.progress import Progress
     from salcli.training import Batch
@@ -50,6 +52,7 @@ class TrainedClassifier:
     train_accuracy: float
     test_accuracy: float
     written: list[Path]
+    class_check: ClassCheck | None = None  # of a network that was used as it was given
 
 
 def run(workspace: Workspace, params: Params, seed: int, progress: Progress | None = None) -> TrainedClassifier:
@@ -61,6 +64,7 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
     with computing(params) as compute:
         with reproducible(seed, "train-id") as generator:
             network = Classifier(network_spec(params.model, training))
+            is_given = params.train_id.epochs == 0
             if params.train_id.weights:
                 _start_from(workspace.given(params.train_id.weights), network, params.train_id.epochs)
             augment_generator = torch.Generator().manual_seed(derived_seed(seed, "augment"))
@@ -83,6 +87,7 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
                 accuracy(network, part.images, part.labels, EVALUATION_BATCH, compute, task)
                 for part in (training, test)
             )
+        check = _class_check(workspace, params, seed, network, compute) if is_given else None
         written = [
             workspace.target(place(seed))
             for place in (layout.classifier, layout.train_id_curve, layout.train_id_metrics)
@@ -93,7 +98,15 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
             figures = {"train_accuracy": train_accuracy, "test_accuracy": test_accuracy}
             write_text(written[2], json.dumps(figures) + "\n")
             keeper.clear()
-    return TrainedClassifier(seed, curve[-1] if curve else None, train_accuracy, test_accuracy, written)
+    return TrainedClassifier(seed, curve[-1] if curve else None, train_accuracy, test_accuracy, written, check)
+
+
+def _class_check(workspace: Workspace, params: Params, seed: int, network: Classifier, compute: Compute) -> ClassCheck:
+    """On held-out data: were the network's classes in another order, nothing else would tell."""
+    held_out = id_images(workspace, params.data.id, "calibration", seed)
+    logits = in_batches(network, network.forward, held_out.images, EVALUATION_BATCH, compute, Silent())
+    predicted = torch.cat([batch for (batch,) in logits]).argmax(1)
+    return class_check(predicted, held_out.labels, held_out.class_names)
 
 
 def _start_from(weights: Path, network: Classifier, epochs: int) -> None:
@@ -116,6 +129,7 @@ def _made_with(workspace: Workspace, params: Params, seed: int) -> dict[str, Any
         "model": params.model.model_dump(),
         "numerics": params.numerics.model_dump(),
         **({"weights": fingerprint_of_file(workspace.given(weights))} if weights else {}),
+        **code_of_network(workspace, params.model),
     }
 
 

@@ -1,0 +1,1 @@
+"""How fast salcli is, beside the other ways to do the same: `make bench`."""

@@ -1,0 +1,63 @@
+"""extract-grads beside a bare forward pass, and beside per-sample gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.speed.clock import seconds_of, shown, side_by_side
+from benchmarks.speed.made_up import OOD, SEED, image_experiment
+from benchmarks.speed.memory import peak_of
+from benchmarks.speed.other_ways import bare_forward, best_batch, per_sample_gradients, ready
+from benchmarks.speed.rows import Goal, Row, Sizes
+from salcli.stages import extract_grads
+from salcli.stages.inputs import classifier_of, wild_images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PER_SAMPLE_BATCH = 32  # a gradient of all weights for each sample takes memory
+MEMORY_BACKBONE = "small-cnn"  # images pass quickly; what is held of them is the same
+
+
+def rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
+    """Three lines of the table."""
+    made = image_experiment(folder / "images", sizes.images, sizes.backbone, sizes.device)
+    images = wild_images(made.workspace, made.params.data.id, OOD, SEED).read(slice(None))
+    network, _ = classifier_of(made.workspace, SEED)
+    batches = ready(network, images, best_batch(made.params.extract_grads.batch_size, sizes.device), sizes.device)
+
+    def ours() -> None:
+        extract_grads.run_wild(made.workspace, made.params, OOD, SEED)
+
+    timed = side_by_side(ours, lambda: bare_forward(network, batches), sizes.repeats)
+    rate = len(images) / min(timed.ours)
+    yield Row(
+        f"extract-grads / bare forward pass ({sizes.backbone}, {len(images):,} images)",
+        Goal(0.95), timed.times_faster, shown(timed.ours), shown(timed.other), note=f"{rate:,.0f} images/s",
+    )  # fmt: skip
+
+    few = [batch[:PER_SAMPLE_BATCH] for batch in batches][:2]
+    n_few = sum(len(batch) for batch in few)
+    whole = _of_normalised(network)
+    seconds = {of: seconds_of(lambda of=of: per_sample_gradients(whole, few, of=of)) / n_few for of in ("", "head.")}
+    per_image = sorted(timed.ours)[len(timed.ours) // 2] / len(images)
+    yield Row(
+        "extract-grads / per-sample vmap(grad) of all weights",
+        Goal(6), seconds[""] / per_image, f"{per_image * 1e3:.3g} ms", f"{seconds[''] * 1e3:.3g} ms",
+        note=f"an image; of the head's weights alone, vmap(grad) takes {seconds['head.'] * 1e3:.3g} ms",
+    )  # fmt: skip
+
+    peaks = [peak_of("extract", n, MEMORY_BACKBONE) for n in (16 * sizes.images, 4 * sizes.images)]
+    yield Row(
+        f"extract-grads, peak memory, {16 * sizes.images:,} images / {4 * sizes.images:,}",
+        Goal(1.1, at_most=True), peaks[0].whole / peaks[1].whole, str(peaks[0]), str(peaks[1]),
+        note=f"{peaks[0].beyond_start:.0f} and {peaks[1].beyond_start:.0f} MB more than before it",
+    )  # fmt: skip
+
+
+def _of_normalised(network):  # type: ignore[no-untyped-def]
+    """The same network, called with images that are normalised already."""
+    bare = type("Bare", (type(network),), {"forward": lambda self, batch: self.logits_of_normalised(batch)})
+    network.__class__ = bare
+    return network
