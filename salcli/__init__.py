@@ -1,3 +1,18 @@
 """Separate And Learn: out-of-distribution detection with unlabeled wild data."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from salcli.detector.detector import Detector
+
+__all__ = ["Detector", "__version__"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """`from salcli import Detector`, and torch is loaded only then."""
+    if name == "Detector":
+        from salcli.detector.detector import Detector
+
+        return Detector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

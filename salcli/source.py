@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-STAGES = ("prepare", "train_id", "train_encoder", "extract_grads", "filter", "train_ood", "evaluate")
+STAGES = ("prepare", "train_id", "train_encoder", "extract_grads", "filter", "train_ood", "evaluate", "detector")
 # They hold no code that could change a result.
 WITHOUT_RESULT = {"salcli.errors", "salcli.progress"}
 # An import at a file's top, of our own modules or of names in them. Parsing all code takes a hundred times as long.

@@ -46,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, quick_params: Params) -> Pat
     from ruamel.yaml import YAML
 
     from salcli.params_file import read_yaml, with_overrides
-    from salcli.stages import evaluate, extract_grads, prepare, train_id, train_ood
+    from salcli.stages import detector, evaluate, extract_grads, prepare, train_id, train_ood
     from salcli.stages import filter as filter_stage
 
     root = tmp_path_factory.mktemp("built")
@@ -65,6 +65,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, quick_params: Params) -> Pat
         filter_stage.run(workspace, quick_params, ood, SEED)
         train_ood.run(workspace, quick_params, ood, SEED)
         evaluate.run(workspace, quick_params, ood, SEED)
+        detector.run(workspace, quick_params, ood, SEED)
     return root
 
 

@@ -30,6 +30,7 @@ from salcli.artifacts.atomic import atomic_path, write_text
 from salcli.artifacts.candidates import read_candidates, write_candidates
 from salcli.artifacts.checkpoint import read_header, read_network, write_network
 from salcli.artifacts.curve import write_curve
+from salcli.artifacts.detector import read_detector, write_detector
 from salcli.artifacts.gradients import GradientFile
 from salcli.artifacts.hdf5 import creating, write_arrays
 from salcli.artifacts.images import read_image_set, write_image_set
@@ -61,6 +62,7 @@ READERS: dict[str, tuple[str, Callable[[Found], Any]]] = {
     ),
     "gradients": (f"runs/{SEED}/gradients-id-train.h5", lambda found: list(GradientFile.open(found).chunks())),
     "candidates": (f"runs/{SEED}/{OOD}/candidates.h5", read_candidates),
+    "detector": (f"runs/{SEED}/{OOD}/detector.safetensors", read_detector),
 }  # fmt: skip
 BY_FORMAT = pytest.mark.parametrize("reader", READERS)
 
@@ -128,6 +130,7 @@ WRITERS: dict[str, Callable[[Path, Path], None]] = {
     "text": lambda path, _: write_text(path, "x" * 20_000),
     "curve": lambda path, _: write_curve(path, [{"epoch": i, "loss": i / 7} for i in range(3000)]),
     "network": lambda path, built: write_network(path, read("classifier", built / READERS["classifier"][0]), {}),
+    "detector": lambda path, built: write_detector(path, read("detector", built / READERS["detector"][0])),
     "one large array": lambda path, _: write_arrays(path, "kind", {"a": np.arange(10_000)}, {}),
     # the HDF5 library would keep each of these back, and swallow the error when it closes
     "many small arrays": lambda path, _: write_arrays(path, "kind", {f"a{i}": np.arange(100) for i in range(50)}, {}),
@@ -158,6 +161,7 @@ def test_the_same_content_gives_the_same_bytes(built: Path, tmp_path: Path) -> N
         write_image_set(folder / "images", read("image set", built / READERS["image set"][0]), "name")
         write_id_split(folder / "split", read("split", built / READERS["split"][0]), made_with)
         write_candidates(folder / "candidates", read("candidates", built / READERS["candidates"][0]), made_with)
+        write_detector(folder / "detector", read("detector", built / READERS["detector"][0]))
         write_curve(folder / "curve", [{"x": 0.1, "y": "z"}])
         return files(folder)
 
@@ -367,6 +371,7 @@ STRANGERS = {
     "filter, wild gradients": (layout.wild_gradients(OOD, SEED), "filter", ["extract-grads"]),
     "train-ood, candidates": (layout.candidates(OOD, SEED), "train-ood", ["extract-grads", "filter"]),
     "evaluate, OOD classifier": (layout.trained_network("sal", OOD, SEED), "evaluate", ["train-ood"]),
+    "detector, OOD classifier": (layout.trained_network("sal", OOD, SEED), "detector", ["train-ood"]),
     "evaluate, gradients": (layout.id_gradients("train", SEED), "evaluate", ["extract-grads"]),
 }
 

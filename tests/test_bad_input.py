@@ -96,6 +96,12 @@ NEEDS: dict[str, list[Artifact]] = {
         layout.id_gradients("train", SEED),
         layout.trained_network("sal", OOD, SEED),
     ],
+    f"detector --ood {OOD}": [
+        layout.prepared_set("digits-0-7"),
+        layout.id_split(SEED),
+        layout.classifier(SEED),
+        layout.trained_network("sal", OOD, SEED),
+    ],
 }
 
 

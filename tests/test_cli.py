@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from salcli.artifacts.layout import Workspace
 
 STAGE_COMMANDS = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate"]
-COMMANDS = ["presets", "toy", "init", *STAGE_COMMANDS, "table", "report", "review", "inspect", "theory", "sweep-pi"]
+RESULT_COMMANDS = ["table", "report", "review", "inspect", "theory", "sweep-pi"]
+COMMANDS = ["presets", "toy", "init", *STAGE_COMMANDS, *RESULT_COMMANDS, "detector", "predict", "export"]
 CHAIN = ["prepare", "train-id", "extract-grads", "filter", "train-ood", "evaluate", "table"]
 CONSOLE_SCRIPT = str(Path(sys.executable).with_name("salcli"))
 # pydantic is not among them: Typer itself uses it
@@ -367,6 +368,7 @@ ARTIFACTS = {
     f"runs/{SEED}/{OOD}/candidates.h5": ["candidates", "threshold_quantile=0.95", "Top 10 candidates"],
     f"runs/{SEED}/{OOD}/filter.json": ["err_in", "n_candidates"],
     f"runs/{SEED}/{OOD}/networks/sal.safetensors": ["ood-classifier", "ood_head.weight", "56,812"],
+    f"runs/{SEED}/{OOD}/detector.safetensors": ["detector", "fit=resize", "calibration_scores", "id_quantile   0.95"],
     f"runs/{SEED}/{OOD}/train-sal.csv": ["The first 3 of 3 rows"],
     f"runs/{SEED}/{OOD}/scores.h5": ["test-scores", "sal/id", "knn/ood"],
     f"runs/{SEED}/{OOD}/metrics.json": ["'sal': {", "'samples': {"],

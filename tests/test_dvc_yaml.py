@@ -23,7 +23,7 @@ MODULE = {
     "prepare-id-set": "prepare", "prepare-ood-set": "prepare", "prepare-unseen-set": "prepare", "split": "prepare",
     "mix-wild": "prepare", "train-id": "train_id", "extract-id": "extract_grads", "extract-wild": "extract_grads",
     "filter": "filter", "train-ood": "train_ood", "train-rival": "train_ood", "train-encoder": "train_encoder",
-    "evaluate": "evaluate", "evaluate-unseen": "evaluate",
+    "evaluate": "evaluate", "evaluate-unseen": "evaluate", "detector": "detector",
 }  # fmt: skip
 FINGERPRINTS = ".salcli/fingerprints.json"
 
@@ -96,6 +96,7 @@ def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None
     by_seed = (layout.id_split, layout.classifier, layout.train_id_curve, layout.train_id_metrics)
     by_experiment = (
         layout.wild_mixture, layout.wild_truth, layout.wild_gradients, layout.candidates, layout.filter_metrics,
+        layout.detector,
     )  # fmt: skip
     by_test_set = (layout.evaluation_scores, layout.metrics, layout.roc, layout.score_histogram)
     expected = [layout.prepared_set(PARAMS["data"]["id"]).name, layout.prepared_set("OOD").name]

@@ -12,6 +12,7 @@ RUNS = "runs"
 NETWORKS = "networks"
 UNSEEN = "unseen"
 SWEEP = "sweep"
+DETECTOR = "detector.safetensors"
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,11 @@ def training_curve(method: str, ood: str, seed: int) -> Artifact:
 
 def _train_ood(method: str, ood: str, seed: int) -> str:
     return f"salcli train-ood --method {method} --ood {ood} --seed {seed}"
+
+
+def detector(ood: str, seed: int) -> Artifact:
+    """All that predictions need, in one file."""
+    return Artifact(f"runs/{seed}/{ood}/{DETECTOR}", f"salcli detector --ood {ood} --seed {seed}")
 
 
 def _evaluation(file: str, ood: str, seed: int, unseen: str | None) -> Artifact:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salcli import __version__
-from salcli.cli import data, encoders, fingerprints, projects, report, review, stages, sweep, theory, views
+from salcli.cli import data, detector, encoders, fingerprints, projects, report, review, stages, sweep, theory, views
 from salcli.cli.errors import friendly_errors
 from salcli.cli.lazy_group import MARKUP, LazyGroup, build_later
 
@@ -57,6 +57,7 @@ def _salcli(
 
 
 EXPERIMENTS, PIPELINE, RESULTS = "Data and experiments", "The pipeline, stage by stage", "Results and files"
+NEW_IMAGES = "New images"
 app.command(rich_help_panel=EXPERIMENTS)(projects.init)
 app.command(rich_help_panel=EXPERIMENTS)(projects.presets)
 app.command(rich_help_panel=EXPERIMENTS)(theory.toy)
@@ -67,6 +68,9 @@ app.command("filter", rich_help_panel=PIPELINE)(stages.filter_)
 app.command("train-ood", rich_help_panel=PIPELINE)(stages.train_ood)
 app.command("train-encoder", rich_help_panel=PIPELINE)(encoders.train_encoder)
 app.command(rich_help_panel=PIPELINE)(stages.evaluate)
+app.command(rich_help_panel=PIPELINE)(detector.detector)
+app.command(rich_help_panel=NEW_IMAGES)(detector.predict)
+app.command(rich_help_panel=NEW_IMAGES)(detector.export)
 app.command(hidden=True)(fingerprints.fingerprints)
 app.command(rich_help_panel=RESULTS)(views.table)
 app.command(rich_help_panel=RESULTS)(report.report)

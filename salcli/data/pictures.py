@@ -38,7 +38,7 @@ class BadPictureError(Exception):
 def read_picture(path: Path, size: int, channels: int, fit: Literal["resize", "crop"]) -> NDArray[np.uint8]:
     """C, H, W of one file. The caller turns PIL's warning of decompression bombs into an error."""
     with _opened(path) as image:
-        return fit_picture(_plain(image), size, channels, fit)
+        return fit_picture(plain(image), size, channels, fit)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def picture_facts(path: Path, *, decode: bool) -> PictureFacts:
     """From the header alone, or once it is sure that the rest can be decoded as well."""
     with _opened(path) as image:
         if decode:
-            _plain(image).load()
+            plain(image).load()
         return PictureFacts(*image.size, is_gray=image.mode in GRAY)
 
 
@@ -100,7 +100,7 @@ def fit_array(pixels: NDArray[np.uint8], size: int, channels: int, fit: Literal[
     return fit_picture(Image.fromarray(np.ascontiguousarray(plane)), size, channels, fit)
 
 
-def _plain(image: Image.Image) -> Image.Image:
+def plain(image: Image.Image) -> Image.Image:
     """Upright, in 8 bits, without transparency."""
     has_16_bits = image.mode in SIXTEEN_BITS or (image.mode == "I" and image.format in ("PNG", "PPM"))
     image = ImageOps.exif_transpose(image)

@@ -13,14 +13,20 @@ from salcli.reporting.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Console
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
 class ConsoleProgress:
-    """Shows tasks on the console, and knows how long all of them took: the work, without start-up and reading."""
+    """Shows tasks on the console, and knows how long all of them took: the work, without start-up and reading.
 
-    def __init__(self) -> None:
+    Another console is for commands whose output other programs read.
+    """
+
+    def __init__(self, to: Console = console) -> None:
         self.seconds = 0.0
+        self._console = to
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[_Meter]:
@@ -32,8 +38,8 @@ class ConsoleProgress:
 
     @contextmanager
     def _shown(self, name: str, total: int, unit: str) -> Iterator[_Meter]:
-        meter = _Meter(name, total, unit)
-        if not console.is_terminal:
+        meter = _Meter(name, total, unit, self._console)
+        if not self._console.is_terminal:
             yield meter
             return
         columns = (
@@ -44,7 +50,7 @@ class ConsoleProgress:
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[values]}", style="cyan"),
         )
-        with Progress(*columns, console=console) as bars:
+        with Progress(*columns, console=self._console) as bars:
             meter.attach(bars, bars.add_task(name, total=total or None, share="", rate="", values=""))
             yield meter
 
@@ -52,8 +58,8 @@ class ConsoleProgress:
 class _Meter:
     """Counts what is done, and shows it."""
 
-    def __init__(self, name: str, total: int, unit: str) -> None:
-        self._name, self._total, self._unit = name, total, unit
+    def __init__(self, name: str, total: int, unit: str, to: Console) -> None:
+        self._name, self._total, self._unit, self._console = name, total, unit, to
         self._done = self._skipped = 0
         self._values: dict[str, float] = {}
         self._started = self._last_line = time.monotonic()
@@ -76,7 +82,7 @@ class _Meter:
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             left = f", {max(self._total - self._done, 0) / rate:.0f} s left" if self._total else ""
-            console.print(f"{self._name}: {self._share()}, {self._amount(rate)}/s{left} {shown}", highlight=False)
+            self._console.print(f"{self._name}: {self._share()}, {self._amount(rate)}/s{left} {shown}", highlight=False)
 
     def skip(self, n: int) -> None:
         """n units were done by an earlier run."""
@@ -85,7 +91,7 @@ class _Meter:
 
     def note(self, text: str) -> None:
         """A line of its own."""
-        console.print(f"{self._name}: {text}", style="yellow", highlight=False, markup=False)
+        self._console.print(f"{self._name}: {text}", style="yellow", highlight=False, markup=False)
 
     def _share(self) -> str:
         """How much is done: of the whole where it is known, and never more than that, should it be a guess."""

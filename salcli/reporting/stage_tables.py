@@ -12,6 +12,7 @@ from salcli.reporting.results_table import LABELS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from salcli.stages.detector import MadeDetector
     from salcli.stages.extract_grads import ExtractedGradients
     from salcli.stages.prepare import Prepared
     from salcli.stages.train_encoder import TrainedEncoder
@@ -99,4 +100,13 @@ def train_encoder_table(done: Sequence[TrainedEncoder]) -> Table:
             f"{result.last_head_epoch.loss:.4f}",
             f"{result.test_accuracy:.2%}",
         )
+    return table
+
+
+def detector_table(done: Sequence[MadeDetector]) -> Table:
+    """What each detector was calibrated with."""
+    table = plain_table("Detectors", "OOD set", "seed", "classes", "calibration images", "threshold (keeps 95%)")
+    for result in done:
+        figures = str(result.seed), f"{result.n_classes:,}", f"{result.n_calibration:,}", f"{result.threshold:.4g}"
+        table.add_row(result.ood, *figures)
     return table

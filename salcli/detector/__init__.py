@@ -1,0 +1,1 @@
+"""Predictions for new images, from a detector file alone: neither the data nor DVC are needed."""
