@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salcli import __version__
-from salcli.cli import data, detector, encoders, fingerprints, projects, report, review, stages, sweep, theory, views
+from salcli.cli import (
+    data,
+    detector,
+    encoders,
+    evaluate,
+    fingerprints,
+    projects,
+    report,
+    review,
+    stages,
+    sweep,
+    theory,
+    train_ood,
+    views,
+)
 from salcli.cli.errors import friendly_errors
 from salcli.cli.lazy_group import MARKUP, LazyGroup, build_later
 
@@ -65,9 +79,9 @@ app.command(rich_help_panel=PIPELINE)(stages.prepare)
 app.command("train-id", rich_help_panel=PIPELINE)(stages.train_id)
 app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)
 app.command("filter", rich_help_panel=PIPELINE)(stages.filter_)
-app.command("train-ood", rich_help_panel=PIPELINE)(stages.train_ood)
+app.command("train-ood", rich_help_panel=PIPELINE)(train_ood.train_ood)
 app.command("train-encoder", rich_help_panel=PIPELINE)(encoders.train_encoder)
-app.command(rich_help_panel=PIPELINE)(stages.evaluate)
+app.command(rich_help_panel=PIPELINE)(evaluate.evaluate)
 app.command(rich_help_panel=PIPELINE)(detector.detector)
 app.command(rich_help_panel=NEW_IMAGES)(detector.predict)
 app.command(rich_help_panel=NEW_IMAGES)(detector.export)

@@ -1,4 +1,4 @@
-"""The stage commands: each is one stage of dvc.yaml."""
+"""The stage commands up to the filter: each is one stage of dvc.yaml."""
 
 from __future__ import annotations
 
@@ -51,14 +51,6 @@ class ExtractPart(StrEnum):
     everything = "all"
     id_data = "id"
     wild = "wild"
-
-
-class EvaluatePart(StrEnum):
-    """What `evaluate` can do on its own."""
-
-    everything = "all"
-    own = "own"
-    unseen = "unseen"
 
 
 def prepare(
@@ -238,112 +230,3 @@ def filter_(
         ]
     console.print(filter_view(done, session.params.filter))
     session.finish([path for result in done for path in result.written], "salcli train-ood")
-
-
-def train_ood(
-    params: ParamsFile = PARAMS_YAML,
-    ood: OodSets = None,
-    seed: Seeds = None,
-    device: Device = None,
-    scratch: Scratch = False,
-    assignments: Assignments = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="sal or one of the rivals; repeat for several. Default: sal and rivals.")
-    ] = None,
-    epochs: Annotated[int | None, override("train_ood.epochs", "Passes over the ID training data.")] = None,
-    lr: Annotated[float | None, override("train_ood.lr", "Learning rate at the start.")] = None,
-    loss_weight: Annotated[float | None, override("train_ood.loss_weight", "Weight of the binary loss.")] = None,
-    candidate_id: Annotated[
-        bool | None, override("train_ood.candidate_id", "Let wild samples below the threshold count as ID.")
-    ] = None,
-    review: Annotated[
-        str | None, override("train_ood.review", "A list of candidates that you corrected: see `salcli review`.")
-    ] = None,
-) -> None:
-    """Train with the wild data: SAL's OOD classifier with the candidate outliers, and rivals."""
-    from salcli.cli.session import Session, evaluate_command
-    from salcli.errors import unknown_name
-    from salcli.reporting.console import console
-    from salcli.reporting.stage_tables import train_ood_table
-    from salcli.stages import train_ood as stage
-
-    for name in method or []:
-        if name not in stage.METHODS:
-            raise unknown_name("method", name, stage.METHODS)
-
-    flags = {
-        "device": device,
-        "train_ood.epochs": epochs,
-        "train_ood.lr": lr,
-        "train_ood.loss_weight": loss_weight,
-        "train_ood.candidate_id": candidate_id,
-        "train_ood.review": review,
-    }
-    session = Session.open(
-        params,
-        assignments,
-        flags,
-        reads=("data.id", "numerics", "rivals", "extract_grads.batch_size", "train_ood", "train_rival"),
-        ood=ood,
-        seed=seed,
-        scratch=scratch,
-        parallel=set(method or []) != {"step"},  # which is trained in one process
-    )
-    methods = tuple(dict.fromkeys(method or [])) or ("sal", *session.params.rivals)
-    with session.processes():
-        done = [
-            stage.run(session.workspace, session.params, *experiment, session.progress, method=name)
-            for experiment in session.experiments()
-            for name in methods
-        ]
-    console.print(train_ood_table(done))
-    next_command = evaluate_command("rivals", session.params.rivals, methods)
-    session.finish([path for result in done for path in result.written], next_command)
-
-
-def evaluate(
-    part: Annotated[
-        EvaluatePart, typer.Argument(help="On the OOD set of the wild data, or on those of data.test_ood.")
-    ] = EvaluatePart.everything,
-    params: ParamsFile = PARAMS_YAML,
-    ood: OodSets = None,
-    seed: Seeds = None,
-    device: Device = None,
-    scratch: Scratch = False,
-    assignments: Assignments = None,
-    unseen: UnseenSets = None,
-    method: Annotated[list[str] | None, override("evaluate.methods", "Method; repeat for several.")] = None,
-    knn_k: Annotated[int | None, override("evaluate.knn_k", "Neighbours that KNN looks at.")] = None,
-) -> None:
-    """Score the test sets with every method: FPR95, AUROC, AUPR, accuracy."""
-    from salcli.cli.session import Session
-    from salcli.reporting.console import console
-    from salcli.reporting.results import Results
-    from salcli.reporting.results_table import rich_table
-    from salcli.stages import evaluate as stage
-
-    flags = {"device": device, "evaluate.methods": method or None, "evaluate.knn_k": knn_k}
-    session = Session.open(
-        params,
-        assignments,
-        flags,
-        reads=("data.id", "numerics", "filter", "rivals", "encoders", "evaluate"),
-        ood=ood,
-        unseen=unseen,
-        seed=seed,
-        scratch=scratch,
-        parallel=True,
-    )
-    test_sets: list[str | None] = []
-    if part is not EvaluatePart.unseen:
-        test_sets.append(None)
-    if part is not EvaluatePart.own:
-        test_sets += session.unseen_sets
-    with session.processes():
-        done = [
-            stage.run(session.workspace, session.params, *experiment, session.progress, unseen=test_set)
-            for experiment in session.experiments()
-            for test_set in test_sets
-        ]
-    console.print(rich_table(Results.from_evaluations(done), console.width))
-    session.finish([path for result in done for path in result.written], "salcli table", takes=())
