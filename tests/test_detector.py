@@ -28,7 +28,7 @@ from salcli.artifacts.layout import Found, Workspace
 from salcli.artifacts.splits import read_id_split
 from salcli.calibration import p_values
 from salcli.errors import BadArtifactError, DataError, ModelError, UsageMistakeError
-from salcli.models.import_check import import_path
+from salcli.models.import_check import own_code
 from salcli.models.network import OodClassifier
 from salcli.params import Params
 from salcli.stages import detector as stage
@@ -299,9 +299,9 @@ def test_where_it_is_allowed_it_predicts_and_is_exported(tmp_path: Path, monkeyp
 
 
 def test_a_colon_means_an_import_unless_a_library_stands_before_it() -> None:
-    assert [import_path(name) for name in ("wrn-40-2", "torchvision:resnet50", "timm:vit_tiny")] == [None] * 3
-    assert import_path("mypkg.nets:resnet") == "mypkg.nets:resnet"
-    assert import_path("torchvision.models:resnet18") == "torchvision.models:resnet18"
+    assert [own_code(name) for name in ("wrn-40-2", "torchvision:resnet50", "timm:vit_tiny")] == [None] * 3
+    assert own_code("mypkg.nets:resnet") == "mypkg.nets:resnet"
+    assert own_code("torchvision.models:resnet18") == "torchvision.models:resnet18"
 
 
 @pytest.mark.parametrize(

@@ -196,9 +196,24 @@ def gone(photos: Path) -> None:
     (photos / "labeled").rename(photos / "elsewhere")
 
 
+def loop(photos: Path) -> None:
+    emptied(photos)
+    for path in sorted((photos / "unlabeled").iterdir()):
+        path.rmdir()
+    (photos / "unlabeled").rmdir()
+    (photos / "unlabeled").symlink_to(photos / "unlabeled")
+
+
+def parts(photos: Path) -> None:
+    (photos / "labeled" / "a").rename(photos / "labeled" / "train")
+    (photos / "labeled" / "b").rename(photos / "labeled" / "val")
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
+        (loop, "unlabeled"),
+        (parts, "has the folders train, val, which look like parts, not like classes"),
         (flat, "labeled has no labels, so it cannot be the ID set; put its images into one folder a class"),
         (lone, "labeled has one class only (a); ID data need at least two"),
         (few, "every class needs at least 4 readable images, some for training, calibration and test each; b has 2"),
@@ -220,6 +235,19 @@ def test_wild_data_inside_of_the_labeled_ones_are_refused(photos: Path, tmp_path
     message = denied(tmp_path / "d", "--id", str(photos / "labeled"), "--wild", str(photos / "labeled" / "unlabeled"))
     assert "lies inside of" in message
     assert "where every folder is a class" in message
+
+
+@pytest.mark.parametrize("inside_of", ["labeled", "unlabeled"])
+def test_a_project_inside_of_its_data_is_refused(photos: Path, inside_of: str) -> None:
+    message = denied(photos / inside_of / "project", *options(photos))
+    assert "and what it makes would be taken for data; name a folder outside" in message
+
+
+def test_a_list_that_says_train_of_all_gets_a_test_split(photos: Path, tmp_path: Path) -> None:
+    lines = [f"{path},{path.parent.name},train" for path in (photos / "labeled").rglob("*.png")]
+    (photos / "list.csv").write_text("\n".join(["path,label,split", *lines]))
+    init(tmp_path / "d", "--id", str(photos / "list.csv"), *options(photos)[2:])
+    assert load_params(tmp_path / "d" / "params.yaml")[0].data.id_shares.test == 0.2
 
 
 def test_wild_data_that_are_the_labeled_ones_are_refused(photos: Path, tmp_path: Path) -> None:

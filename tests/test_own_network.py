@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from own_images import NETWORK, lay_out, options
@@ -14,11 +15,12 @@ from test_own_init import denied, init, said
 from torch import nn
 
 from salcli.artifacts.checkpoint import read_network, write_network
+from salcli.artifacts.detector import ImageFormat, StoredDetector, read_detector, write_detector
 from salcli.artifacts.layout import Found
 from salcli.errors import ModelError
 from salcli.models.head_search import head_of
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
-from salcli.models.own_code import code_fingerprint, make_importable
+from salcli.models.own_code import code_fingerprint, folder_of, make_importable
 from salcli.models.weights import load_weights
 from salcli.params import load_params
 from salcli.stages.class_check import class_check
@@ -184,10 +186,34 @@ def test_networks_that_share_weights_are_stored_and_read_again(code: Path) -> No
     images = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8)
     for one, other in zip(network(images), again(images), strict=True):
         assert torch.equal(one, other)
+    scores = np.linspace(0, 1, 5, dtype=np.float32)
+    stored = StoredDetector(network, ImageFormat(SHAPE[0], SHAPE[1]), ("a", "b"), scores, {})
+    write_detector(code / "detector.safetensors", stored)
+    found = Found(code / "detector.safetensors")
+    for one, other in zip(network(images), read_detector(found, allow_import=True).network(images), strict=True):
+        assert torch.equal(one, other)
     (code / "odd_ones.py").write_text("import nowhere_to_be_found")
     del sys.modules["odd_ones"]
     with pytest.raises(ModelError, match=r"cannot be imported: ModuleNotFoundError: .* \(odd_ones.py, line 1\)"):
         read_network(Found(code / "net.safetensors"), OodClassifier)
+    with pytest.raises(ModelError, match="cannot be imported"):
+        read_detector(found, allow_import=True)
+
+
+def test_a_package_without_an_init_file_is_found_and_its_changes_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "plainpkg").mkdir()
+    (tmp_path / "plainpkg" / "nets.py").write_text("VALUE = 1\n")
+    assert folder_of("plainpkg.nets", [tmp_path / "elsewhere", tmp_path]) == tmp_path
+    before = code_fingerprint("plainpkg.nets:Net", tmp_path)
+    (tmp_path / "plainpkg" / "nets.py").write_text("VALUE = 2\n")
+    assert before != code_fingerprint("plainpkg.nets:Net", tmp_path)
+
+
+def test_a_module_that_ends_the_program_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    make_importable(tmp_path)
+    with pytest.raises(ModelError, match="leaves:Net cannot be imported: SystemExit: 0"):
+        head_of("leaves:Net", None, 3, SHAPE)
 
 
 def test_timm_is_built_by_name_and_missed_by_name(tmp_path: Path) -> None:

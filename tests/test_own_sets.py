@@ -27,7 +27,7 @@ from salcli.errors import DataError
 from salcli.params import DataParams, load_params
 from salcli.stages import prepare
 from salcli.stages.diagnosis import known_truth
-from salcli.stages.inputs import unseen_ood_images
+from salcli.stages.inputs import ood_test_images, unseen_ood_images, wild_images
 
 SHARES = {"train": 0.6, "calibration": 0.2, "wild": 0, "test": 0.2}
 OWN = {
@@ -224,6 +224,22 @@ def test_an_own_set_can_be_mixed_with_a_known_share(tmp_path: Path) -> None:
     truth = known_truth(workspace, 12, "known-odd", 0)
     assert truth is not None
     assert int(truth.sum()) == 6
+
+
+def test_copies_in_an_own_set_are_never_wild_and_test_at_once(tmp_path: Path) -> None:
+    photos = lay_out(tmp_path)
+    for path in sorted((photos / "known-odd").glob("*.png")):
+        (photos / "known-odd" / f"copy of {path.name}").write_bytes(path.read_bytes())
+    shares = {"train": 0.4, "calibration": 0.2, "wild": 0.2, "test": 0.2}
+    params = own_params(photos, pi=0.5, id_shares=shares, ood=["known-odd"], test_ood=["known-odd"])
+    workspace = prepared(tmp_path / "w", params)
+    assert prepare.prepare_wild(workspace, params, "known-odd", 0).counts["OOD test"] == 2
+    wild = {image.numpy().tobytes() for image in wild_images(workspace, "labeled", "known-odd", 0).read(slice(None))}
+    for test in (
+        ood_test_images(workspace, "known-odd", 0),
+        unseen_ood_images(workspace, params, "known-odd", 0),  # as the unseen set of another experiment
+    ):
+        assert not wild & {image.numpy().tobytes() for image in test.read(slice(None))}
 
 
 def test_a_class_with_too_few_images_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from salcli.artifacts.atomic import atomic_path
 from salcli.artifacts.checkpoint import SCHEMA, Header, read_header
 from salcli.calibration import ID_QUANTILE, threshold_that_keeps
 from salcli.errors import BadArtifactError, ModelError, UnknownNameError
+from salcli.models.backbone_names import is_hooked
 from salcli.models.import_check import ImportRefusedError, check_may_import
 from salcli.models.network import NetworkSpec, OodClassifier
 
@@ -66,7 +67,8 @@ def write_detector(path: Path, detector: StoredDetector) -> None:
         "provenance": dict(detector.provenance),
     }
     header = Header(KIND, SCHEMA, asdict(detector.network.spec), about)
-    tensors = {NETWORK + name: tensor.cpu().contiguous() for name, tensor in detector.network.state_dict().items()}
+    state = detector.network.state_dict()
+    tensors = {NETWORK + name: tensor.cpu().contiguous().clone() for name, tensor in state.items()}  # layers may share
     tensors[CALIBRATION] = torch.from_numpy(detector.calibration)
     content = save(tensors, metadata={"salcli": json.dumps(asdict(header), sort_keys=True)})
     with atomic_path(path) as partial:
@@ -84,6 +86,8 @@ def read_detector(found: Found, *, allow_import: bool = False) -> StoredDetector
     except ImportRefusedError:
         raise
     except UNFIT as error:
+        if isinstance(error, ModelError) and is_hooked(str(header.spec.get("backbone"))):
+            raise  # it is the code that is missing or has changed, not the file
         raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.cure}") from None
 
 

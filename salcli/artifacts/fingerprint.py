@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from salcli.data.image_folder import files_below
@@ -32,7 +33,7 @@ def fingerprint_of_listing(paths: list[Path]) -> str:
     lines = []
     for top in paths:
         for path in files_below(top) if top.is_dir() else [top]:
-            if path.is_file():
+            with suppress(OSError):  # a list may name what no file can be called
                 facts = path.stat()
                 lines.append(f"{path.relative_to(top.parent)}\0{facts.st_size}\0{facts.st_mtime_ns}")
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16] if lines else ""

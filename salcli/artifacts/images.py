@@ -103,7 +103,7 @@ def read_image_set(found: Found) -> ImageSet:
 def read_file_names(found: Found) -> tuple[str, ...]:
     """The file of each image, below the place of its set; empty where images do not come from files of their own."""
     with reading(found, KIND) as file:
-        return tuple(os.fsdecode(name) for name in file.get("files", ()))
+        return tuple(os.fsdecode(name) for name in file["files"][()]) if "files" in file else ()
 
 
 def read_made_with(found: Found) -> dict[str, Any]:

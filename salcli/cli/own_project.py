@@ -37,7 +37,7 @@ def own_values(
     from salcli.reporting.plan_table import plan_notes, plan_table
     from salcli.reporting.progress import ConsoleProgress
 
-    data = look_at_data(id_place, wild_place, test_places, ConsoleProgress())
+    data = look_at_data(folder, id_place, wild_place, test_places, ConsoleProgress())
     places = {own.name: as_written(own.place, folder) for own in data.sets}
     size = _count(assigned, "data.image_size") or image_size(data.id.look.median_side)
     channels = _count(assigned, "data.channels") or n_channels(data)
@@ -48,6 +48,8 @@ def own_values(
         own_network, channels = examine(
             folder=folder, n_classes=len(data.id.source.class_names), size=size, channels=tried, **network
         )
+        if assigned.get("train_id.epochs") == 0:  # a function may return a network that is trained already
+            own_network = replace(own_network, is_trained=True)
     has_gpu = resolve_device(str(assigned.get("device", "auto"))).type != "cpu"
     planned = plan(data, size, channels, has_gpu=has_gpu, network=own_network)
     values = {"data.own": places, **planned.values, **assigned}
@@ -57,6 +59,8 @@ def own_values(
     is_trained, normalised = own_network is not None and own_network.is_trained, "model.mean" in values
     for note in plan_notes(data, planned, is_trained=is_trained, normalised=normalised):
         console.print(f"note: {note}", style="dim", highlight=False, markup=False)
+    for key in sorted(assigned.keys() & planned.values.keys()):
+        console.print(f"note: {key} is {assigned[key]}, as you set it", style="dim", highlight=False, markup=False)
     for warning in planned.warnings:
         console.print(f"warning: {warning}", style="bold yellow", highlight=False, markup=False)
     return values

@@ -43,6 +43,15 @@ def first_of_each(digests: Digests) -> NDArray[np.int64]:
     return np.sort(np.unique(digests, return_index=True)[1])
 
 
+def not_in(
+    known: NDArray[np.generic], images: NDArray[np.generic], task: Task = SILENT, *, each_once: bool
+) -> NDArray[np.int64]:
+    """The places of images that are not among the known ones; of several that are equal the first, or all."""
+    own, others = pixel_digests(images, task=task), pixel_digests(known, task=task)
+    new = np.flatnonzero(~np.isin(own, others))
+    return new[first_of_each(own[new])] if each_once else new
+
+
 def file_digests(files: Sequence[Path], task: Task) -> list[bytes]:
     """One for each file; files of equal bytes have equal ones. One whose size no other has is not read: it gets b""."""
     sizes = [_size(path) for path in files]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # they become parts of commands, of file names and of keys in dvc.yaml
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation", "dev"}
 TAKEN = {"average", "networks"}  # a row of the table, a folder beside those of the experiments
 
 
@@ -31,7 +32,7 @@ def read_own(name: str, place: Path, *, labeled: bool) -> Source:
         if place.is_file():
             return _read_file(name, place, labeled=labeled)
         if labeled:
-            return read_folder(place, labeled=True)
+            return _classes(name, place)
         found = image_files(place)
     except (OSError, ValueError) as error:
         where = getattr(error, "filename", None) or place
@@ -39,6 +40,17 @@ def read_own(name: str, place: Path, *, labeled: bool) -> Source:
     if not found:
         raise DataError(f"{name}: {place} holds no images; put some there, in formats such as {EXAMPLES}")
     return Source(found)
+
+
+def _classes(name: str, place: Path) -> Source:
+    found = read_folder(place, labeled=True)
+    if len(found.class_names) > 1 and SPLIT_NAMES.issuperset(found.class_names):
+        raise DataError(
+            f"{name}: {place} has the folders {', '.join(found.class_names)}, which look like parts, not like "
+            "classes; "
+            f"name one of them ({place / found.class_names[0]}), or have train/ and test/ alone"
+        )
+    return found
 
 
 def _read_file(name: str, place: Path, *, labeled: bool) -> Source:

@@ -57,7 +57,13 @@ def export(detector: Detector, path: Path, to: str) -> Exported:
         except Exception as error:  # a network of somebody's own may fail in any way
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise ModelError(f"{graph.network.spec.backbone} cannot be exported to {to}: {reason}") from error
-        return _compare(graph, load(partial), wanted, to)
+        try:
+            return _compare(graph, load(partial), wanted, to)
+        except ModelError:
+            raise
+        except Exception as error:  # of the other program, which may know less than the exporter
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise ModelError(f"the exported graph ({to}) does not run: {reason}; nothing was written") from error
 
 
 def _compare(graph: DetectorGraph, run: Run, wanted: ImageFormat, to: str) -> Exported:

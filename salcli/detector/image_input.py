@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from salcli.data.pictures import fit_array, fit_picture, plain
+from salcli.data.pictures import BROKEN, fit_array, fit_picture, plain
 from salcli.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ def as_array(images: Images, wanted: ImageFormat) -> NDArray[Any]:
         images = [images]
     if isinstance(images, Sequence) and all(isinstance(one, Image.Image) for one in images):
         check_takes_pictures(wanted)
-        fitted = [fit_picture(plain(one), wanted.size, wanted.channels, wanted.fit) for one in images]  # type: ignore[arg-type]
+        try:
+            fitted = [fit_picture(plain(one), wanted.size, wanted.channels, wanted.fit) for one in images]  # type: ignore[arg-type]
+        except BROKEN as error:
+            raise DataError(f"an image cannot be decoded: {error}") from None
         return np.stack(fitted) if fitted else _none(wanted)
     raise DataError("a detector takes paths, PIL images, or one array or tensor of images (n, C, H, W), uint8")
 

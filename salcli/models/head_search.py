@@ -80,7 +80,7 @@ def _watch(name: str, network: nn.Module, shape: tuple[int, int, int]) -> tuple[
     try:
         with torch.inference_mode():
             output = network(torch.randn(N_IMAGES, *shape, generator=generator))
-    except Exception as error:  # it is the user's code: anything may happen in it
+    except (Exception, SystemExit) as error:  # it is the user's code: anything may happen in it
         raise ModelError(
             f"{name} cannot take images of {shape[0]} × {shape[1]} × {shape[2]} (channels, height, width): "
             f"{described(error)}; set data.image_size and data.channels to what it takes"

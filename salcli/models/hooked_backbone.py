@@ -79,7 +79,7 @@ def build_network(name: str, in_channels: int, n_classes: int) -> nn.Module:
     options = {"num_classes": n_classes} if _takes_num_classes(make) else {}
     try:
         network = make(**options)
-    except Exception as error:  # it is the user's code: anything may happen in it
+    except (Exception, SystemExit) as error:  # it is the user's code: anything may happen in it
         shown = ", ".join(f"{key}={value}" for key, value in options.items())
         raise ModelError(
             f"{name}({shown}) fails: {described(error)}; it is called without arguments, or with num_classes "

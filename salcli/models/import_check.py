@@ -13,15 +13,15 @@ class ImportRefusedError(ModelError):
 LIBRARIES = ("torchvision", "timm")
 
 
-def import_path(backbone: str) -> str | None:
-    """module:Name, or None where the backbone is one of ours or of a known library."""
+def own_code(backbone: str) -> str | None:
+    """The backbone where it is, or could be taken for, a path to import; None for ours and those of known libraries."""
     library, colon, _ = backbone.partition(":")
     return backbone if colon and library not in LIBRARIES else None
 
 
 def check_may_import(backbone: str, where: str, *, allowed: bool) -> None:
     """Refuse to run code that a file merely names."""
-    path = import_path(backbone)
+    path = own_code(backbone)
     if path and not allowed:
         raise ImportRefusedError(
             f"{where} was made with a network of somebody's own: to load it, {path} would be imported, which runs its "

@@ -35,7 +35,7 @@ def import_object(backbone: str) -> Any:
     importlib.invalidate_caches()
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # it is the user's code: anything may happen in it
+    except (Exception, SystemExit) as error:  # it is the user's code: anything may happen in it
         raise ModelError(f"{backbone} cannot be imported: {described(error)}; {_cure(module_name, error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -45,7 +45,7 @@ def import_object(backbone: str) -> Any:
     return found
 
 
-def described(error: Exception) -> str:
+def described(error: Exception | SystemExit) -> str:
     """An error of the user's code, with the last line of that code that led to it."""
     text = f"{type(error).__name__}: {error}"
     own = [frame for frame in extract_tb(error.__traceback__) if _is_own(Path(frame.filename))]
@@ -57,7 +57,7 @@ def _is_own(file: Path) -> bool:
     return file.is_file() and "site-packages" not in file.parts and not any(map(file.is_relative_to, not_own))
 
 
-def _cure(module: str, error: Exception) -> str:
+def _cure(module: str, error: Exception | SystemExit) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]:
         return f"set model.code to the folder that {error.name} lies in, or install it"
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
@@ -81,11 +81,11 @@ def code_fingerprint(backbone: str, folder: Path) -> str:
 
 def folder_of(module: str, folders: Sequence[Path]) -> Path | None:
     """The first of the folders that a module lies in."""
-    return next((folder for folder in folders if _path(folder, module.split(".")[0])), None)
+    return next((folder for folder in folders if _has(folder, module.split(".")[0])), None)
 
 
 def _sources(module: str, folder: Path) -> dict[str, Path]:
-    base = folder if _path(folder, module.split(".")[0]) else _installed_in(module.split(".")[0])
+    base = folder if _has(folder, module.split(".")[0]) else _installed_in(module.split(".")[0])
     found: dict[str, Path] = {}
     waiting = [module]
     while base and waiting:
@@ -108,6 +108,11 @@ def _installed_in(top: str) -> Path | None:
         return None
     origin = Path(spec.origin)
     return origin.parent.parent if origin.name == "__init__.py" else origin.parent
+
+
+def _has(folder: Path, top: str) -> bool:
+    """Whether a module or a package lies there. A package needs no __init__.py."""
+    return _path(folder, top) is not None or (folder / top).is_dir()
 
 
 def _path(base: Path, module: str) -> Path | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +20,6 @@ from salcli.stages.prepare import check_classes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from pathlib import Path
 
     from salcli.data.image_set import Source
     from salcli.progress import Progress
@@ -68,9 +69,17 @@ class OwnData:
         return len(own.source) - sum(len(one.paths) for one in self.copies if one.own is own)
 
 
-def look_at_data(id_place: Path, wild_place: Path, test_places: Sequence[Path], progress: Progress) -> OwnData:
+def look_at_data(
+    project: Path, id_place: Path, wild_place: Path, test_places: Sequence[Path], progress: Progress
+) -> OwnData:
     """Read headers and compare bytes; nothing is written."""
-    if _is_inside(wild_place, id_place) and wild_place.resolve() != id_place.resolve():
+    for place in (id_place, wild_place, *test_places):
+        if _is_inside(project, place):
+            raise DataError(
+                f"the project's folder, {project}, lies inside of {place}, and what it makes would be taken for data; "
+                "name a folder outside"
+            )
+    if _is_inside(wild_place, id_place) and os.path.realpath(wild_place) != os.path.realpath(id_place):
         raise DataError(
             f"{wild_place}, the wild data, lies inside of {id_place}, where every folder is a class; move one of them"
         )
@@ -93,7 +102,7 @@ def look_at_data(id_place: Path, wild_place: Path, test_places: Sequence[Path], 
 
 
 def _is_inside(place: Path, folder: Path) -> bool:
-    return folder.is_dir() and place.resolve().is_relative_to(folder.resolve())
+    return folder.is_dir() and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(folder))
 
 
 def _look_at(name: str, place: Path, progress: Progress, *, is_id: bool) -> OwnSet:

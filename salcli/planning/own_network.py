@@ -11,7 +11,7 @@ from salcli.errors import ModelError, ParamsError
 from salcli.models.backbone_names import check_backbone_name, import_path, is_hooked
 from salcli.models.head_search import head_of
 from salcli.models.network import Classifier, NetworkSpec
-from salcli.models.own_code import folder_of, make_importable
+from salcli.models.own_code import described, folder_of, make_importable
 from salcli.models.weights import load_weights
 from salcli.planning.places import as_written
 from salcli.planning.training_plan import OwnNetwork
@@ -42,6 +42,7 @@ def examine(
     found, taken = _first_that_works(backbone, head, n_classes, size, channels)
     classifier = Classifier(NetworkSpec(backbone, n_classes, (0.0,) * taken, (1.0,) * taken, head=found))
     is_trained = load_weights(classifier, weights).head_was_loaded if weights else False
+    _try(classifier, (taken, size, size))
     return (
         OwnNetwork(
             backbone,
@@ -54,6 +55,20 @@ def examine(
         ),
         taken,
     )
+
+
+def _try(classifier: Classifier, shape: tuple[int, int, int]) -> None:
+    """Once as it will be used: with the head apart, on a batch."""
+    try:
+        with torch.inference_mode():
+            classifier.eval()(torch.zeros(2, *shape))
+    except (ModelError, ParamsError):
+        raise
+    except Exception as error:  # it is the user's code: anything may happen in it
+        raise ModelError(
+            f"{classifier.spec.backbone} does not run without its head {classifier.spec.head}: {described(error)}; "
+            "its forward should use that layer as a function alone"
+        ) from error
 
 
 def _first_that_works(

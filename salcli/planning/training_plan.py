@@ -119,8 +119,8 @@ def plan(data: OwnData, size: int, channels: int, *, has_gpu: bool, network: Own
 def _split(source: Source) -> tuple[dict[str, float | str], int, int]:
     """Shares of the ID data, and how many images they give to training and calibration."""
     assert source.labels is not None
-    is_official = source.is_test is not None
-    dealt = source.labels if source.is_test is None else source.labels[~source.is_test]
+    is_official = source.is_test is not None and bool(source.is_test.any())
+    dealt = source.labels[~source.is_test] if source.is_test is not None and is_official else source.labels
     calibration = 0.1 if len(dealt) >= MANY else 0.2
     test: float | str = OFFICIAL if is_official else 0.2
     train = round(1 - calibration - (0 if is_official else 0.2), 2)

@@ -24,9 +24,9 @@ class ConsoleProgress:
     Another console is for commands whose output other programs read.
     """
 
-    def __init__(self, to: Console = console) -> None:
+    def __init__(self, to: Console | None = None) -> None:
         self.seconds = 0.0
-        self._console = to
+        self._console = to or console
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[_Meter]:

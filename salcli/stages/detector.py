@@ -98,8 +98,8 @@ def _calibration_scores(scorer: Scorer, images: ImageRows, task: Task) -> np.nda
 
 
 def _image_format(images: ImageRows, made_with: dict[str, Any]) -> ImageFormat:
-    """What `prepare` says it did; sets whose images are cropped without resizing are OOD sets."""
+    """What `prepare` says it did."""
     first = images.sets[0]
     channels, size = first.shape[1:3]
     dtype = "uint8" if first.dtype == np.uint8 else "float32"
-    return ImageFormat(int(channels), int(size), made_with.get("fit", "resize"), dtype)  # type: ignore[arg-type]
+    return ImageFormat(int(channels), int(size), made_with["fit"], dtype)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.images import read_image_set
 from salcli.artifacts.splits import read_id_split, read_ood_test, read_split_of_mixture, read_wild_source
 from salcli.compute.image_rows import ImageRows
-from salcli.data.duplicates import pixel_digests
+from salcli.data.duplicates import not_in, pixel_digests
 from salcli.data.splits import split_ood
 from salcli.errors import DataError
 from salcli.models.network import Classifier
@@ -106,7 +106,13 @@ def unseen_ood_images(
     """
     image_set = read_image_set(workspace.find(layout.unseen_set(name)))
     if name in params.ood:
-        index = split_ood(len(image_set), image_set.is_test, params.ood_wild_share, seed).test
+        # dealt as `prepare` deals it to the wild data and the test of its own experiment
+        pool = np.arange(len(image_set))
+        if name in params.own:
+            id_set = read_image_set(workspace.find(layout.prepared_set(params.id)))
+            pool = not_in(id_set.images, image_set.images, each_once=True)
+        is_test = None if image_set.is_test is None else image_set.is_test[pool]
+        index = pool[split_ood(len(pool), is_test, params.ood_wild_share, seed).test]
     else:
         index = np.arange(len(image_set)) if image_set.is_test is None else np.flatnonzero(image_set.is_test)
     if ood and name in params.own:

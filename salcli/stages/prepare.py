@@ -18,7 +18,7 @@ from salcli.artifacts.splits import (
     write_wild_truth,
 )
 from salcli.data.decoding import Shape, check_shape, decode, dtype_of, printable
-from salcli.data.duplicates import first_of_each, pixel_digests
+from salcli.data.duplicates import first_of_each, not_in, pixel_digests
 from salcli.data.loading import load_source
 from salcli.data.own_sets import read_own
 from salcli.data.root import data_root, own_place
@@ -83,7 +83,8 @@ def prepare_set(
         check_classes(name, source)
     check_shape(name, source, shape)
     path = workspace.target(place(name))
-    decoded = _Decoded(name, root, source, {"image_size": shape.size, "channels": shape.channels})
+    form = {"image_size": shape.size, "channels": shape.channels, "fit": source.fit}
+    decoded = _Decoded(name, root, source, form)
     with (progress or Silent()).task(name, len(source), "images") as task:
         skip = params.on_bad_image == "skip"
         with closing(decode(source, shape, task, skip_bad=skip)) as blocks:
@@ -206,8 +207,8 @@ def prepare_wild(
     if ood in params.own:
         n_compared = len(id_set) + len(ood_set)
         with (progress or Silent()).task(f"compare {ood} with {params.id}", n_compared, "images") as task:
-            wild, labeled = (pixel_digests(one.images, task=task) for one in (ood_set, id_set))
-        pool = np.flatnonzero(~np.isin(wild, labeled))
+            # twice in wild data that come as they are is twice in the wild; a test set must not have what is wild
+            pool = not_in(id_set.images, ood_set.images, task, each_once=params.pi != UNKNOWN)
     if params.pi == UNKNOWN:
         ood_split = OodSplit(pool, np.empty(0, np.int64))
         mixture = wild_as_it_is(pool, len(id_set))

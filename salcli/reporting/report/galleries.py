@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from PIL import Image
 
 from salcli.artifacts import layout
@@ -37,7 +38,7 @@ class Picture:
     """One image and what is known of it."""
 
     index: int
-    source: str  # a data: address
+    source: Markup  # a data: address
     size: int
     class_name: str
     class_word: str  # what the class is: predicted as, of class
@@ -158,12 +159,12 @@ def has_pictures(rows: ImageRows) -> bool:
     return rows.sets[0].dtype == np.uint8 and rows.sets[0].shape[1] in (1, 3)
 
 
-def _thumbnails(rows: ImageRows, index: np.ndarray) -> list[tuple[str, int]]:
+def _thumbnails(rows: ImageRows, index: np.ndarray) -> list[tuple[Markup, int]]:
     """Addresses that hold the images themselves. One image at a time is in memory."""
     return [_thumbnail(rows.read([int(i)])[0].numpy()) for i in index]
 
 
-def _thumbnail(image: np.ndarray) -> tuple[str, int]:
+def _thumbnail(image: np.ndarray) -> tuple[Markup, int]:
     picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
     picture.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     content, size = io.BytesIO(), max(picture.size)
@@ -173,4 +174,5 @@ def _thumbnail(image: np.ndarray) -> tuple[str, int]:
     else:
         kind = "jpeg"
         picture.save(content, kind, quality=82, optimize=True)
-    return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}", size
+    # no text of anybody: nothing in it is to be replaced
+    return Markup(f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"), size

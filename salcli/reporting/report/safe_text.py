@@ -26,5 +26,5 @@ def name_in_figure(text: str) -> str:
 def without_secrets(text: str) -> str:
     """Pages are passed on: nobody needs to read where one's home is, or what stands before the @ of an address."""
     home = str(Path.home())
-    shown = text.replace(home, "~") if len(home) > 1 else text
+    shown = re.sub(rf"(?<![\w/]){re.escape(home)}(?![\w-])", "~", text) if len(home) > 1 else text
     return PASSWORD.sub("…@", shown)
