@@ -14,14 +14,13 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.linalg import eigh
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from salcli.sal.gradients import Factors, FactorSource
 
 # Up to this many rows or columns a small dense eigenproblem is cheaper than an iteration, and exact …
-SMALL_SIDE = 512
+SMALL_SIDE = 64
 # … and up to this many rows it is cheaper to iterate on their inner products than on themselves.
 GRAM_SIDE = 1024
 # ARPACK keeps so many vectors, and stops at so small a residual of the largest value. Each step is a pass over all
@@ -186,9 +185,8 @@ def _kept(values: Tensor, G: CentredGradients) -> Tensor:
 
 def _largest(symmetric: Tensor, n_vectors: int) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues, in falling order, and their eigenvectors as columns."""
-    n, device = len(symmetric), symmetric.device
-    values, vectors = eigh(symmetric.cpu().numpy(), subset_by_index=[max(0, n - n_vectors), n - 1])
-    return torch.from_numpy(values).flip(0).to(device), torch.from_numpy(vectors).flip(1).to(device)
+    values, vectors = torch.linalg.eigh(symmetric)
+    return values.flip(0)[:n_vectors], vectors.flip(1)[:, :n_vectors]
 
 
 def _iterated(G: CentredGradients, n_vectors: int) -> tuple[Tensor, Tensor]:
