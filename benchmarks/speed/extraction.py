@@ -30,7 +30,7 @@ def rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     def ours() -> None:
         extract_grads.run_wild(made.workspace, made.params, OOD, SEED)
 
-    timed = side_by_side(ours, lambda: bare_forward(network, batches), 2 * sizes.repeats + 1)  # near one: noise counts
+    timed = side_by_side(ours, lambda: bare_forward(network, batches), sizes.repeats + 2)  # near one: noise counts
     rate = len(images) / min(timed.ours)
     yield Row(
         f"extract-grads / bare forward pass ({sizes.backbone}, {len(images):,} images)",

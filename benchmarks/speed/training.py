@@ -43,7 +43,7 @@ def rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     timed = side_by_side(
         lambda: _epochs(made, _network(made), 1),
         lambda: bare_training(bare, images, labels, BATCH, n_steps, LR),
-        2 * sizes.repeats + 1,  # near one: noise counts
+        sizes.repeats + 2,  # near one: noise counts
     )
     yield Row(
         f"training with flip and crop / bare loop without ({sizes.backbone}, {n_steps} steps of {BATCH})",
