@@ -12,7 +12,7 @@ demo: $(INSTALLED)  ## run the pipeline on the embedded default and show the tab
 	salcli table
 
 test: $(INSTALLED)  ## run the tests
-	pytest -n 2 --dist loadgroup
+	pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)  ## ruff and mypy
 	ruff check .

@@ -35,6 +35,11 @@ settings.register_profile("repository", deadline=None, derandomize=True)
 settings.load_profile("repository")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow ones first (with `--dist loadfile`, their files): nobody waits for the last process to end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def quick_params() -> Params:
     return load_params(REPOSITORY / "params.yaml", QUICK)[0]

@@ -27,7 +27,6 @@ from salcli.stages import train_id, train_ood
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.xdist_group("distributed")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 LAUNCHER = "launcher=torchrun --standalone --nproc-per-node 2"
 EPOCHS = {"train_id.epochs": 2, "train_ood.epochs": 2}

@@ -159,7 +159,7 @@ def test_the_old_format_of_torch_is_read(source: Classifier, target: Classifier,
     assert same_outputs(target, source)
 
 
-@pytest.mark.parametrize("name", ["small-cnn", "resnet18", "wrn-10-1", "torchvision:vit_b_32"])
+@pytest.mark.parametrize("name", ["small-cnn", "resnet18", "wrn-10-1", "torchvision:mobilenet_v2"])
 def test_our_own_checkpoints_are_read(tmp_path: Path, name: str) -> None:
     source, target = network(name, seed=1), network(name, seed=2)
     write_network(tmp_path / "own.safetensors", source, {})
