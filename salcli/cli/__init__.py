@@ -9,6 +9,7 @@ gc.set_threshold(100_000)
 from salcli.cli.app import app  # noqa: E402
 from salcli.cli.errors import keep_interrupts  # noqa: E402
 from salcli.cli.help_text import prepare_help  # noqa: E402
+from salcli.cli.leaving import leave  # noqa: E402
 
 
 def main() -> None:
@@ -16,4 +17,8 @@ def main() -> None:
     sys.unraisablehook = keep_interrupts
     if len(sys.argv) == 1 or {"-h", "--help"} & set(sys.argv):
         prepare_help()
-    app(prog_name="salcli")
+    try:
+        app(prog_name="salcli")
+    except SystemExit as ended:
+        leave(ended)
+        raise

@@ -6,7 +6,8 @@ import re
 import sys
 import time
 from _thread import interrupt_main
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from errno import ENOSPC
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,10 @@ def friendly_errors() -> Iterator[None]:
         _fail(f"error: {_usage(error)}", BAD_INPUT)
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         _fail(f"error: {error.filename}: {error.strerror}; it should be a file that you may read", BAD_INPUT)
+    except OSError as error:
+        if error.errno != ENOSPC or error.filename:
+            raise
+        _fail(cannot_print(error), BAD_INPUT)
     except RuntimeError as error:
         if world_size() == 1 or not LOST_PEER.search(str(error)):
             raise
@@ -57,13 +62,19 @@ def keep_interrupts(lost: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(lost)
 
 
+def cannot_print(error: OSError) -> str:
+    """What to say when standard output goes to a file on a full disk."""
+    return f"error: standard output cannot be written: {error.strerror}; make room, or send it elsewhere"
+
+
 def _usage(error: Any) -> str:
     where_to_look = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
     return f"{error.format_message().rstrip('.')}{where_to_look}"
 
 
 def _fail(message: str, code: int) -> None:
-    sys.stdout.flush()
+    with suppress(OSError):  # a full disk has been reported, or will be
+        sys.stdout.flush()
     if not is_main():  # most errors happen in all processes: the main one speaks first, and ends the others
         time.sleep(SECONDS_FOR_MAIN)
         message = f"process {rank()}: {message}"
