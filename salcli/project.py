@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from salcli.presets import Preset
 
-PARAMS, PIPELINE = "params.yaml", "dvc.yaml"
+PARAMS, PIPELINE, FINGERPRINTS = "params.yaml", "dvc.yaml", ".salcli/dvc.yaml"
 DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n"
 TEMPLATES = files("salcli") / "templates"  # not called dvc.yaml there: DVC would take it for a pipeline of its own
 
@@ -72,6 +72,7 @@ def create(
             load_params(folder / PARAMS)  # what the preset holds is known to be valid; what the user sets is not
         project = Project(folder, steps.made, steps.kept, _missing_sets(folder), dvc or (folder / ".dvc").exists())
         steps.write(PIPELINE, _template("pipeline.yaml"), overwrite=True)
+        steps.write(FINGERPRINTS, _template("fingerprints.yaml"), overwrite=True)
         steps.write(".gitignore", _template("gitignore"))
         steps.write("README.md", _readme(project, preset, made_by))
         steps.make_folder(folder / "data")

@@ -17,7 +17,12 @@ from ruamel.yaml import YAML
 from salcli import source
 from salcli.artifacts import layout
 
-STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(REPOSITORY / "dvc.yaml")["stages"]
+PIPELINES = {"dvc.yaml": "pipeline.yaml", ".salcli/dvc.yaml": "fingerprints.yaml"}  # each with its template
+STAGES: dict[str, dict[str, Any]] = {
+    name: stage
+    for pipeline in PIPELINES
+    for name, stage in YAML(typ="safe").load(REPOSITORY / pipeline)["stages"].items()
+}
 PARAMS: dict[str, Any] = YAML(typ="safe").load(REPOSITORY / "params.yaml")
 MODULE = {
     "prepare-id-set": "prepare", "prepare-ood-set": "prepare", "prepare-unseen-set": "prepare", "split": "prepare",
@@ -87,9 +92,10 @@ def test_a_changed_source_file_changes_the_stages_that_import_it(tmp_path: Path,
     assert {stage for stage in source.STAGES if before[stage] != after[stage]} == {"train_ood"}
 
 
-def test_an_initialised_folder_has_the_same_pipeline() -> None:
-    template = REPOSITORY / "salcli" / "templates" / "pipeline.yaml"
-    assert template.read_bytes() == (REPOSITORY / "dvc.yaml").read_bytes()
+@pytest.mark.parametrize("name", PIPELINES)
+def test_an_initialised_folder_has_the_same_pipeline(name: str) -> None:
+    template = REPOSITORY / "salcli" / "templates" / PIPELINES[name]
+    assert template.read_bytes() == (REPOSITORY / name).read_bytes()
 
 
 def test_declared_outputs_are_all_the_artifacts_and_each_has_one_stage() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from click.testing import Result
 
 TEMPLATES = REPOSITORY / "salcli" / "templates"
-PLAIN = {"params.yaml", "dvc.yaml", ".gitignore", "README.md"}
+PLAIN = {"params.yaml", "dvc.yaml", ".salcli/dvc.yaml", ".gitignore", "README.md"}
 OF_DVC = {".dvcignore", ".dvc/config", *(f".dvc/plots/{name}.json" for name in ("roc", "scores", "training"))}
 
 
@@ -102,16 +102,16 @@ def test_dvc_knows_whether_there_is_git(tmp_path: Path, below: str | None, no_sc
 @pytest.mark.slow
 def test_dvc_understands_the_folder(repository: Path) -> None:
     salcli("init", str(repository))
-    stages = dvc("stage", "list", "--name-only", cwd=repository).split()
+    stages = dvc("stage", "list", "--all", "--name-only", cwd=repository).split()
     shown = dvc("dag", cwd=repository)
-    assert "evaluate@digits-8-9-1" in stages
+    assert {"evaluate@digits-8-9-1", ".salcli/dvc.yaml:fingerprints"} <= set(stages)
     assert all(stage in shown for stage in stages)
     assert dvc("config", "core.analytics", cwd=repository).strip() == "false"
 
 
 def test_git_ignores_what_is_fetched_and_made(repository: Path) -> None:
     salcli("init", str(repository), "--no-dvc")
-    for name in ("data/raw/x", "runs/0/x", "scratch/x", ".x.partial"):
+    for name in ("data/raw/x", "runs/0/x", "scratch/x", ".salcli/fingerprints.json", ".salcli/resume/x", ".x.partial"):
         (repository / name).parent.mkdir(parents=True, exist_ok=True)
         (repository / name).touch()
     assert set(run("git", "ls-files", "--others", "--exclude-standard", cwd=repository).split()) == PLAIN
