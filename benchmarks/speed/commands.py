@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BIN = Path(sys.executable).parent
-WORKED = re.compile(r"worked ([\d.]+) s")  # what every stage says at its end
+WORKED = re.compile(r"worked\s+([\d.]+)\s+s")  # what every stage says at its end, maybe over two lines
 
 
 def rows(sizes: Sizes, folder: Path) -> Iterator[Row]:

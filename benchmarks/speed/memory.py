@@ -13,34 +13,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MEGABYTE = 2**20
-
 
 @dataclass(frozen=True)
 class Peak:
-    """The most memory that a process had (its resident set), in megabytes: all of it, and what came with the work."""
+    """The most memory that a process had, in megabytes.
+
+    `whole` counts pages of files, too, which are mapped while a batch is read: the system's cache, which it takes back
+    when it likes. `own` is without them.
+    """
 
     whole: float
-    beyond_start: float
-
-    def __str__(self) -> str:
-        return f"{self.whole:.0f} MB"
+    own: float
 
 
-def peak_of(probe: str, *arguments: object) -> Peak:
-    """Of a probe (benchmarks/speed/probes.py)."""
+def peak_of(probe: str, *arguments: object, repeats: int = 1) -> Peak:
+    """Of a probe (benchmarks/speed/probes.py): the lowest of some runs, since it is chance what is freed when."""
     command = [sys.executable, "-m", "benchmarks.speed.probes", probe, *map(str, arguments)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(repeats)]
+    return min((Peak(**json.loads(done.stdout.splitlines()[-1])) for done in runs), key=lambda peak: peak.own)
 
 
 def peak_during(run: Callable[[], object]) -> Peak:
     """Of this process."""
-    before, most, done = _resident(), [0.0], threading.Event()
+    seen, done = [_memory()], threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            most[0] = max(most[0], _resident())
+            seen.append(_memory())
             time.sleep(0.002)
 
     watcher = threading.Thread(target=watch)
@@ -50,11 +49,11 @@ def peak_during(run: Callable[[], object]) -> Peak:
     finally:
         done.set()
         watcher.join()
-    return Peak(most[0], most[0] - before)
+    return Peak(*(max(column) for column in zip(*seen, strict=True)))
 
 
-def _resident() -> float:
-    """Of this process, in megabytes (Linux)."""
+def _memory() -> tuple[float, float]:
+    """Of this process now, as in `Peak` (Linux)."""
     with open("/proc/self/status") as status:  # noqa: PTH123  # many times a second
-        line = next(line for line in status if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024 / MEGABYTE
+        kilobytes = dict(line.split()[:2] for line in status if line.startswith(("VmRSS:", "RssAnon:")))
+    return int(kilobytes["VmRSS:"]) / 1024, int(kilobytes["RssAnon:"]) / 1024
