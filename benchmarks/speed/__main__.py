@@ -5,31 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, fields
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.speed import commands, extraction, filtering, scoring, training
 from benchmarks.speed.figure import draw
+from benchmarks.speed.parts import PARTS, measure
 from benchmarks.speed.rows import Row, Sizes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-PARTS: dict[str, Callable[[Sizes, Path], Iterator[Row]]] = {
-    "extraction": extraction.rows,
-    "filtering": filtering.rows,
-    "training": training.rows,
-    "scoring": scoring.rows,
-    "commands": commands.rows,
-}
 console = Console()
 
 
@@ -46,7 +34,7 @@ def main() -> None:
     sizes = Sizes(**chosen)
     # each part in a process of its own: what one leaves behind in memory has cost the next up to a fifth
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
-        found = [row for name in only or PARTS for row in fresh.submit(_measure, name, sizes).result()]
+        found = [row for name in only or PARTS for row in fresh.submit(measure, name, sizes).result()]
     console.print(_table(found))
     out.mkdir(parents=True, exist_ok=True)
     machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
@@ -54,15 +42,6 @@ def main() -> None:
     (out / "speed.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     draw(found, out / "speed.svg")
     console.print(f"wrote {out / 'speed.json'}, {out / 'speed.svg'}", style="dim")
-
-
-def _measure(name: str, sizes: Sizes) -> list[Row]:
-    found = []
-    with tempfile.TemporaryDirectory() as place:
-        for row in PARTS[name](sizes, Path(place)):
-            console.print(f"{row.what}: {_figure(row)}", style="dim", highlight=False)
-            found.append(row)
-    return found
 
 
 def _table(found: list[Row]) -> Table:
@@ -74,12 +53,8 @@ def _table(found: list[Row]) -> Table:
     for row in found:
         what = f"{row.what}\n[dim]{row.note}[/]" if row.note else row.what
         mark = "[green]✓[/]" if row.is_met else "[red]✗[/]"
-        table.add_row(what, str(row.goal), _figure(row), row.ours, row.other, mark)
+        table.add_row(what, str(row.goal), row.figure, row.ours, row.other, mark)
     return table
-
-
-def _figure(row: Row) -> str:
-    return f"{row.value:.3g} {row.unit}"
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     )
 
     for svd in ("class-conditional", "class-agnostic"):
-        peaks = [peak_of("filter", n, *shape, svd).own for n in (4 * sizes.wild, sizes.wild)]
+        peaks = [peak_of("filter", n, *shape, svd, repeats=2).own for n in (4 * sizes.wild, sizes.wild)]
         yield Row(
             f"filter, {svd}, peak memory at 4m / at m",
             Goal(1.1, at_most=True), peaks[0] / peaks[1], f"{peaks[0]:.0f} MB", f"{peaks[1]:.0f} MB",

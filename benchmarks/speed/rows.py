@@ -37,6 +37,11 @@ class Row:
         """Whether the goal is."""
         return self.goal.is_met(self.value)
 
+    @property
+    def figure(self) -> str:
+        """The value, as people read it."""
+        return f"{self.value:.3g} {self.unit}"
+
 
 @dataclass(frozen=True)
 class Sizes:
