@@ -250,15 +250,19 @@ def load_params(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple
     changed = [
         Override(key, value, lookup(raw, key)) for key, value in (overrides or {}).items() if lookup(raw, key) != value
     ]
-    merged = with_overrides(raw, overrides or {})
+    whole = f"{path.name} with its overrides" if overrides else path.name
+    return validated(with_overrides(raw, overrides or {}), whole), changed
+
+
+def validated(raw: Mapping[str, Any], name: str) -> Params:
+    """The sections of a params.yaml of that name, or one error with all that is wrong with it."""
     try:
-        return Params.model_validate(merged), changed
+        return Params.model_validate(raw)
     except ValidationError as error:
         lines = [_explain(detail) for detail in error.errors()]
         width = max(len(key) for key, _ in lines)
         listing = "\n".join(f"  {key:<{width}}  {message}" for key, message in lines)
-        whole = f"{path.name} with its overrides" if overrides else path.name
-        raise ParamsError(f"{whole} is not valid\n{listing}") from None
+        raise ParamsError(f"{name} is not valid\n{listing}") from None
 
 
 def _explain(detail: ErrorDetails) -> tuple[str, str]:

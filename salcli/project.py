@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PARAMS, PIPELINE, FINGERPRINTS = "params.yaml", "dvc.yaml", ".salcli/dvc.yaml"
 DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n"
+NO_GIT = "--no-scm"
 TEMPLATES = files("salcli") / "templates"  # not called dvc.yaml there: DVC would take it for a pipeline of its own
 
 
@@ -40,6 +41,11 @@ class Project:
     kept: list[str]
     missing_sets: list[str]
     has_dvc: bool
+
+    @property
+    def is_in_git(self) -> bool:
+        """`dvc repro` needs no repository; experiments (`dvc exp`) do."""
+        return NO_GIT not in _dvc_init_options(self.folder)
 
     @property
     def next_commands(self) -> list[str]:
@@ -131,7 +137,7 @@ class _Steps:
             raise ProjectError(
                 f"dvc init failed in {self.folder}: {reason or 'no reason given'}; mend that, or go without: --no-dvc"
             )
-        no_scm = "    no_scm = true\n" if "--no-scm" in options else ""
+        no_scm = "    no_scm = true\n" if NO_GIT in options else ""
         write_text(self.folder / ".dvc" / "config", DVC_CONFIG + no_scm)
         self.made.append(".dvc/")
 
@@ -155,7 +161,7 @@ def _dvc_init_options(folder: Path) -> list[str]:
     here = folder.resolve()
     if (here / ".git").exists():
         return []
-    return ["--subdir"] if any((parent / ".git").exists() for parent in here.parents) else ["--no-scm"]
+    return ["--subdir"] if any((parent / ".git").exists() for parent in here.parents) else [NO_GIT]
 
 
 def _missing_sets(folder: Path) -> list[str]:

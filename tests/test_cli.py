@@ -269,7 +269,8 @@ def test_a_scratch_chain_says_what_it_overrode_and_leaves_the_rest_alone(here: P
         "scratch run: writes to scratch/, what `dvc repro` builds stays as it is" in text for text in outputs[:3]
     )
     assert f"read from scratch/: runs/{SEED}/{OOD}/candidates.h5\n" in outputs[1]
-    assert f"read from scratch/: runs/{SEED}/{OOD}/networks/sal.safetensors\n" in outputs[2]
+    read = [f"runs/{SEED}/{OOD}/{name}" for name in ("candidates.h5", "networks/sal.safetensors")]
+    assert f"read from scratch/: {', '.join(read)}" in " ".join(outputs[2].split())
     after = files(here)
     assert {name: content for name, content in after.items() if not name.startswith("scratch/")} == before
     assert set(after) - set(before) == {
@@ -281,6 +282,26 @@ def test_a_scratch_chain_says_what_it_overrode_and_leaves_the_rest_alone(here: P
     }  # fmt: skip
     for _, result in chain:
         check_width(result)
+
+
+def test_a_scratch_evaluation_is_of_the_filter_in_scratch_post_hoc_too(here: Path) -> None:
+    """τ of the test data has the ∇̄ and v of the filter that chose the candidates, whoever set its params."""
+    one, figures = ["--ood", OOD, "--seed", str(SEED)], here / f"scratch/runs/{SEED}/{OOD}/metrics.json"
+    asked_for = salcli("evaluate", *one, "--method", "sal-posthoc", "--set", "filter.svd=class-agnostic")
+    expected = figures.read_text()
+    salcli("filter", *one, "--svd", "class-agnostic")
+    found = salcli("evaluate", *one, "--method", "sal-posthoc", "--scratch")
+    assert figures.read_text() == expected
+    assert "with the filter that made the candidates in scratch/" in " ".join(found.stdout.split())
+    assert (asked_for.exit_code, found.exit_code) == (0, 0)
+    salcli("evaluate", *one, "--method", "sal-posthoc", "--set", "evaluate.batch_size=511")
+    assert figures.read_text() != expected  # that of params.yaml is another one
+
+
+def test_a_wrong_key_is_refused_and_not_warned_of_as_well(here: Path) -> None:
+    result = salcli("filter", "--set", "train_rival.wods.tolerance=1")
+    assert result.exit_code == 2
+    assert "warning" not in result.stdout + result.stderr
 
 
 def test_the_scratch_table_is_not_the_table(here: Path) -> None:

@@ -91,9 +91,11 @@ def test_dvc_knows_whether_there_is_git(tmp_path: Path, below: str | None, no_sc
     if below is not None:
         run("git", "init", "-q", cwd=tmp_path)
     folder = tmp_path / (below or "")
-    assert salcli("init", str(folder)).exit_code == 0
+    result = salcli("init", str(folder))
+    assert result.exit_code == 0
     config = (folder / ".dvc" / "config").read_text()
     assert ("no_scm = true" in config) == no_scm
+    assert ("for dvc exp, git init && dvc config core.no_scm false" in result.stdout) == no_scm
     assert "analytics = false" in config
     assert "check_update = false" in config
     assert dvc("root", cwd=folder).strip() == "."

@@ -218,7 +218,7 @@ def parts(photos: Path) -> None:
         (lone, "labeled has one class only (a); ID data need at least two"),
         (few, "every class needs at least 4 readable images, some for training, calibration and test each; b has 2"),
         (emptied, "unlabeled holds no images; put some there"),
-        (identical, "all 3 images of unlabeled are in labeled, too (same bytes); wild data must hold other images"),
+        (identical, "unlabeled are in labeled, too (same bytes); wild data must hold other images"),
         (broken, "no image of"),
         (broken_class, "no image of class b can be read; replace them, or remove the class"),
         (gone, "labeled does not exist"),
@@ -252,7 +252,38 @@ def test_a_list_that_says_train_of_all_gets_a_test_split(photos: Path, tmp_path:
 
 def test_wild_data_that_are_the_labeled_ones_are_refused(photos: Path, tmp_path: Path) -> None:
     same = str(photos / "labeled")
-    assert "all 40 images of labeled-2 are in labeled, too" in denied(tmp_path / "d", "--id", same, "--wild", same)
+    assert f"all 40 images of {same} are in labeled, too" in denied(tmp_path / "d", "--id", same, "--wild", same)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [
+        ("train_id.epochs=abc", "train_id.epochs must be a valid integer, got 'abc'"),
+        ("train_ood.epochs=null", "train_ood.epochs must be a valid integer, got None"),
+        ("data=3", "data must be a section of keys and values, got 3"),
+        ("train_id={}", "train_id.epochs is missing"),
+        ("data.id_shares=x", "data.id_shares must be a section of keys and values, got 'x'"),
+        ("data.channels=2", "--set data.channels=2: images have 1 channel (gray) or 3 (colour)"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_anything_is_planned_with_it(
+    photos: Path, tmp_path: Path, assignment: str, reason: str
+) -> None:
+    assert reason in denied(tmp_path / "d", *options(photos), "--set", assignment)
+
+
+def test_the_plan_shows_what_the_user_has_set(photos: Path, tmp_path: Path) -> None:
+    assignments = [part for text in ("train_id.epochs=4", "train_ood.batch_size=16") for part in ("--set", text)]
+    shown = init(tmp_path / "d", *options(photos), *assignments)
+    assert "train-id 4 epochs, batch 32" in shown
+    assert "epochs, batch 16 + 16" in shown
+
+
+def test_a_pipe_is_left_out_and_nobody_waits_for_it(photos: Path, tmp_path: Path) -> None:
+    os.mkfifo(photos / "unlabeled" / "day 0" / "pipe.png")
+    shown = init(tmp_path / "d", *options(photos))
+    assert "1 files of unlabeled, left out" in shown
+    assert "day 0/pipe.png (it is no regular file)" in shown
 
 
 def test_wild_data_around_the_labeled_ones_lose_those(photos: Path, tmp_path: Path) -> None:

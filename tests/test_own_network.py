@@ -72,6 +72,9 @@ def tied():
 def broken():
     raise OSError("no such luck")
 
+def five():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+
 def nothing():
     return 3
 
@@ -154,7 +157,7 @@ def test_what_comes_after_the_head_does_not_matter(code: Path) -> None:
         ("odd_ones:ready", None, "odd_ones:ready is a network, not what makes one"),
         ("odd_ones:number", None, "odd_ones:number is a int; name a class"),
         ("odd_ones:absent", None, "odd_ones has no absent; it has torch, nn, Softmaxed"),
-        ("absent_module:Net", None, "cannot be imported: ModuleNotFoundError: No module named 'absent_module'; set "),
+        ("absent_module:Net", None, "cannot be imported: ModuleNotFoundError: No module named 'absent_module'; start "),
         ("odd_ones.deeper:Net", None, "No module named 'odd_ones.deeper'"),
     ],
 )
@@ -354,7 +357,9 @@ def test_a_network_for_colour_gets_gray_images_in_colour(photos: Path, code: Pat
         (["--model", "nets:Net", "--weights", "odd_ones.py"], "odd_ones.py is damaged or no file of torch.save"),
         (["--model", "resnt18"], "no backbone is called resnt18 (did you mean resnet18?)"),
         (["--model", "resnet18", "--head", "fc"], "--head is for networks of your own"),
-        (["--model", "nets:Net", "--mean", "1,2"], "--mean has 2 values, the images have 1 channels"),
+        (["--model", "nets:Net", "--mean", "0.1,0.2"], "--mean has 2 values, the images have 1 channels"),
+        (["--model", "nets:Net", "--mean", "128"], "--mean 128: pixels go from 0 to 1 (did you mean 0.502?)"),
+        (["--model", "odd_ones:five", "--set", "train_id.epochs=0"], "is for 5 classes, the data have 2, so it cannot"),
     ],
 )
 def test_networks_that_do_not_fit_are_refused(

@@ -327,6 +327,12 @@ def test_the_caption_says_what_is_compared(main_table: Comparison) -> None:
         assert part in text
 
 
+def test_a_shorter_schedule_than_the_preset_s_is_said(main_table: Comparison) -> None:
+    assert "Short schedule" not in shown(main_table)
+    [short] = compare(results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)}), unchecked("main-cifar100", train_ood__epochs=3))
+    assert "Short schedule: train_ood.epochs 3 instead of 100" in " ".join(shown(short).split())
+
+
 def test_an_untold_share_of_ood_fits_any_and_is_said() -> None:
     params = unchecked("weakly-supervised", data__pi=0.33)
     [comparison] = compare(results({("lsun-r", 0, "sal"): (0.60, 99.0, 70.0)}), params)

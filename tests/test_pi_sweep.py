@@ -210,7 +210,9 @@ def test_after_a_kill_it_goes_on_with_the_next_pi(
         ("0", "--pi 0: must be above 0 and at most 1"),
         ("5", "(did you mean 0.05?)"),
         ("nan", "--pi nan: must be above 0"),
-        ("0.0001", "cannot be mixed in that ratio; choose a value from 0.0017 to 0.9960, or 1"),
+        ("0.0001", "cannot be mixed in that ratio; choose a value from 0.0018 to 0.9959, or 1"),
+        ("0.0017", "choose a value from 0.0018"),
+        ("0.9965", "to 0.9959, or 1"),
     ],
 )
 def test_a_wrong_pi_is_one_message_before_anything_is_computed(here: Path, pi: str, message: str) -> None:

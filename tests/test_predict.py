@@ -152,6 +152,23 @@ def test_files_folders_patterns_and_lists_come_in_the_order_of_the_arguments(fol
     assert len(paths(predict("new").stdout)) == 13
 
 
+def test_a_pattern_follows_links_but_not_in_circles(folder: Path) -> None:
+    (folder / "new" / "loop").symlink_to("..")
+    (folder / "more").mkdir()
+    shutil.copy("new/0000.png", "more/x.png")
+    (folder / "new" / "link").symlink_to("../more")
+    found = paths(predict("new/**/*.png").stdout)
+    assert len(found) == len(set(map(os.path.realpath, found)))
+    assert "new/link/x.png" in found
+    assert paths(predict("new/000*.png").stdout) == [path for path in found if path.startswith("new/000")]
+
+
+def test_a_pipe_in_a_folder_has_a_row_with_an_error_and_nobody_waits_for_it(folder: Path) -> None:
+    os.mkfifo("new/pipe.png")
+    row = table(predict("new").stdout)[-1]
+    assert (row["path"], row["error"]) == ("new/pipe.png", "it is no regular file")
+
+
 def test_a_list_may_end_names_with_nul_and_one_missing_file_does_not_stop_the_rest(folder: Path) -> None:
     (folder / "new" / "0000.png").rename("new/a\nb.png")
     result = predict("-", "--null", stdin=b"new/a\nb.png\0new/gone.png\0new/0001.png\0" + b"x" * 5000)

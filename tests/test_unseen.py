@@ -82,6 +82,20 @@ def test_the_id_set_is_no_unseen_set(workspace: Workspace) -> None:
     assert "--unseen digits-0-7: that is the ID set (data.id); name another one" in result.stderr
 
 
+def test_without_unseen_sets_there_is_nothing_to_test_on(workspace: Workspace) -> None:
+    result = salcli("evaluate", "unseen", "--params", str(workspace.root / "params.yaml"))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: data.test_ood is empty, so there is nothing to test on")
+
+
+def test_an_unseen_set_that_is_in_the_wild_counts_once(workspace: Workspace) -> None:
+    options = ["--params", str(workspace.root / "params.yaml"), "--unseen", OOD]
+    assert salcli("prepare", "unseen-set", *options).exit_code == 0
+    shown = salcli("evaluate", *options, "--ood", OOD, "--method", "msp").stdout
+    assert shown.count("MSP") == 1
+    assert "±" not in shown
+
+
 def test_each_part_of_an_evaluation_writes_its_own_files_alone(workspace: Workspace) -> None:
     """DVC has a stage for each, so neither may do the other's work."""
     params = ["--params", str(workspace.root / "params.yaml"), "--ood", OOD, "--method", "msp", "--unseen", UNSEEN]

@@ -160,7 +160,16 @@ def test_woods_that_cannot_meet_a_constraint_says_so_and_gives_the_nearest(works
     with torch.inference_mode():
         alarms = float(torch.sigmoid(-network.ood_logit(logits)).mean())
     loss = float(cross_entropy(logits, labels))
-    assert f"{alarms:.1%} false alarms (at most 5.0%) and a loss of {loss:.4g} (at most " in note
+    assert f"{100 * alarms:.3g}% false alarms (at most 5%) and a loss of {loss:.4g} (at most " in note
+    assert "a larger loss_factor" in note  # what is broken, and nothing else
+    assert ("a larger false_alarms" in note) == (alarms > 0.05)
+
+
+def test_woods_names_the_false_alarms_where_those_are_too_many(workspace: Workspace) -> None:
+    impossible = {"train_ood.epochs": 1, "train_rival.woods.false_alarms": 1e-4, "train_rival.woods.loss_factor": 1e6}
+    _, (note,) = train(workspace, "woods", {**impossible, "train_rival.woods.tolerance": 0.0})
+    assert note.endswith("more epochs or a larger false_alarms may help")
+    assert "(at most 0.01%)" in note
 
 
 def test_woods_that_meets_its_constraints_says_nothing(workspace: Workspace) -> None:

@@ -59,7 +59,7 @@ class Workspace:
         """The artifact's file, or an error that says how to make it."""
         if self._is_own(artifact):
             found = Found(self._written_to / artifact.name, self.how_to_make(artifact))
-        elif self.read_from_scratch and (self.root / SCRATCH / artifact.name).exists():
+        elif self.is_in_scratch(artifact):
             self.inputs_from_scratch.append(artifact.name)
             found = Found(self.root / SCRATCH / artifact.name, f"{artifact.made_by} --scratch")
         else:
@@ -83,6 +83,10 @@ class Workspace:
         """Whether the artifact is there."""
         folders = (self.root, self.root / SCRATCH) if self.read_from_scratch else (self.root,)
         return self._is_own(artifact) or any((folder / artifact.name).exists() for folder in folders)
+
+    def is_in_scratch(self, artifact: Artifact) -> bool:
+        """Whether this run goes on from a scratch run that made the artifact."""
+        return self.read_from_scratch and (self.root / SCRATCH / artifact.name).exists()
 
     def target(self, artifact: Artifact) -> Path:
         """Where to write the artifact."""

@@ -18,6 +18,7 @@ from salcli.cli.options import (
     UnseenSets,
     override,
 )
+from salcli.errors import UsageMistakeError
 
 
 class EvaluatePart(StrEnum):
@@ -66,6 +67,10 @@ def evaluate(
         test_sets.append(None)
     if part is not EvaluatePart.own:
         test_sets += session.unseen_sets
+    if not test_sets:
+        raise UsageMistakeError(
+            "there is nothing to test on: data.test_ood is empty; name a set there, or with --unseen"
+        )
     with session.processes():
         done = [
             stage.run(session.workspace, session.params, *experiment, session.progress, unseen=test_set)

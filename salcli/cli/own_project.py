@@ -27,6 +27,7 @@ def own_values(
 ) -> dict[str, Any]:
     """Values for params.yaml; prints what was found and planned. `assigned` are the user's own, which count."""
     from salcli.compute.devices import resolve_device
+    from salcli.params import validated
     from salcli.params_file import with_overrides
     from salcli.planning.own_data import look_at_data
     from salcli.planning.own_network import examine
@@ -41,20 +42,28 @@ def own_values(
     places = {own.name: as_written(own.place, folder) for own in data.sets}
     size = _count(assigned, "data.image_size") or image_size(data.id.look.median_side)
     channels = _count(assigned, "data.channels") or n_channels(data)
+    if channels not in (1, 3):
+        raise ParamsError(f"--set data.channels={channels}: images have 1 channel (gray) or 3 (colour)")
     own_network: OwnNetwork | None = None
     if network["backbone"]:
         # what takes gray images in three channels is no worse for it
         tried = [1, 3] if channels == 1 and "data.channels" not in assigned else [channels]
         own_network, channels = examine(
-            folder=folder, n_classes=len(data.id.source.class_names), size=size, channels=tried, **network
+            folder=folder,
+            n_classes=len(data.id.source.class_names),
+            size=size,
+            channels=tried,
+            # a function may return a network that is trained already
+            is_trained=assigned.get("train_id.epochs") == 0,
+            **network,
         )
-        if assigned.get("train_id.epochs") == 0:  # a function may return a network that is trained already
-            own_network = replace(own_network, is_trained=True)
     has_gpu = resolve_device(str(assigned.get("device", "auto"))).type != "cpu"
-    planned = plan(data, size, channels, has_gpu=has_gpu, network=own_network)
+    planned = plan(data, size, channels, assigned, has_gpu=has_gpu, network=own_network)
     values = {"data.own": places, **planned.values, **assigned}
+    params = with_overrides(preset.params, values)
+    validated(params, "params.yaml with what you set")
     sizes = {own.name: SetSize(data.n_used(own), _n_test(own.source.is_test)) for own in data.sets}
-    n_images = estimated_images(with_overrides(preset.params, values), sizes)
+    n_images = estimated_images(params, sizes)
     console.print(plan_table(data, planned, n_images))
     is_trained, normalised = own_network is not None and own_network.is_trained, "model.mean" in values
     for note in plan_notes(data, planned, is_trained=is_trained, normalised=normalised):
@@ -87,6 +96,10 @@ def numbers(option: str, text: str | None) -> list[float] | None:
     if text is None:
         return None
     try:
-        return [float(part) for part in text.split(",")]
+        values = [float(part) for part in text.split(",")]
     except ValueError:
         raise ParamsError(f"{option} {text}: must be a number, or one for each channel with commas between") from None
+    if max(values) > 1:
+        on_scale = ",".join(f"{value / 255:.3g}" for value in values)
+        raise ParamsError(f"{option} {text}: pixels go from 0 to 1 (did you mean {on_scale}?)")
+    return values

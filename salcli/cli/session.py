@@ -63,9 +63,10 @@ class Session:
         A command that is not `parallel` runs in one process only.
         """
         overrides = dict(parse_assignment(text) for text in assignments or [])
-        _warn_of_unread(overrides, {*flags, *reads})
+        assigned = list(overrides)
         overrides |= {key: value for key, value in flags.items() if value is not None}
         params, changed = load_params(params_file, overrides)
+        _warn_of_unread(assigned, {*flags, *reads})
         if parallel:
             launch(params.launcher)
         elif world_size() > 1:
@@ -122,7 +123,7 @@ class Session:
         shown = [*(path.relative_to(self.workspace.root) for path in written), *outside]
         head = ", ".join(str(path) for path in shown[:4])
         more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
-        _say(f"wrote {head}{more}; worked {self.progress.seconds:.1f} s", "dim")
+        _say(f"wrote {head}{more}; worked {self.progress.seconds:.1f}\N{NO-BREAK SPACE}s", "dim")
         if next_command and "DVC_STAGE" not in os.environ:  # DVC knows what comes next
             options = "".join(self.chosen[option] for option in ("--params", *takes, "--scratch"))
             _say(f"next: {next_command}{options}", "dim", soft_wrap=True)  # a broken command could not be copied
@@ -134,8 +135,8 @@ def evaluate_command(key: str, listed: Iterable[str], trained: Iterable[str]) ->
     return "salcli evaluate" if names == list(listed) else f"salcli evaluate --set '{key}=[{', '.join(names)}]'"
 
 
-def _warn_of_unread(overrides: dict[str, Any], read: set[str]) -> None:
-    for key in overrides:
+def _warn_of_unread(assigned: list[str], read: set[str]) -> None:
+    for key in assigned:
         if not any(key == known or key.startswith(f"{known}.") for known in read | ALWAYS_READ):
             _say(f"warning: {key} changes nothing here; give it to the command that reads it", "bold yellow")
 

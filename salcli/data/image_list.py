@@ -30,7 +30,7 @@ def read_list(file: Path, *, labeled: bool) -> Source:
     names = class_order({row[LABEL] for row in rows})
     number = {name: k for k, name in enumerate(names)}
     labels = np.array([number[row[LABEL]] for row in rows], dtype=np.int64)
-    return Source(pictures, labels, names, _is_test(rows))
+    return Source(pictures, labels, names, _is_test(file, rows))
 
 
 def class_order(names: set[str]) -> tuple[str, ...]:
@@ -87,11 +87,11 @@ def _row(file: Path, line: int, row: list[str], columns: dict[str, int], wanted:
     return cells
 
 
-def _is_test(rows: list[dict[str, str]]) -> np.ndarray | None:
+def _is_test(file: Path, rows: list[dict[str, str]]) -> np.ndarray | None:
     """What the column `split` says, None where there is none."""
     if SPLIT not in rows[0]:
         return None
     odd = {row[SPLIT] for row in rows} - set(PARTS)
     if odd:
-        raise DataError(f"the column split must hold train or test, got {sorted(odd)[0]!r}")
+        raise DataError(f"{file}: the column split must hold train or test, got {sorted(odd)[0]!r}")
     return np.array([PARTS[row[SPLIT]] for row in rows])

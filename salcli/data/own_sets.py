@@ -26,7 +26,7 @@ def read_own(name: str, place: Path, *, labeled: bool) -> Source:
     """The set, not decoded yet: with its classes, or all images that are there."""
     try:
         if not place.exists():
-            raise DataError(f"{name}: {place} does not exist; mend data.own, or put a folder of images there")
+            raise DataError(f"{place} does not exist; put a folder of images there, or name another place for {name}")
         if place.suffix.lower() == ".npz":
             return read_npz(place, labeled=labeled)
         if place.is_file():

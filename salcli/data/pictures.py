@@ -62,6 +62,8 @@ def picture_facts(path: Path, *, decode: bool) -> PictureFacts:
 def _opened(path: Path) -> Iterator[Image.Image]:
     """Whatever goes wrong with the picture inside is a BadPictureError."""
     try:
+        if not path.is_file() and path.exists():  # to open a pipe would be to wait for somebody to write into it
+            raise BadPictureError("it is no regular file")
         with Image.open(path) as image:
             yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

@@ -114,14 +114,14 @@ def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -
 
     id_pool indexes the ID data, which has n_id samples; ood_pool indexes the OOD data.
     """
-    n_wild = largest_mixture(len(id_pool), len(ood_pool), pi)
-    n_ood = round_half_up(pi * n_wild)
-    if n_ood == 0 or (n_ood == n_wild and pi < 1):
-        low, high = 1 / (len(id_pool) + 1), len(ood_pool) / (len(ood_pool) + 1)
+    low, high = 1 / (len(id_pool) + 1), len(ood_pool) / (len(ood_pool) + 1)  # one sample of either kind
+    if not (low <= pi <= high or pi == 1):
         raise DataError(
             f"data.pi {pi:g}: {len(id_pool)} ID and {len(ood_pool)} OOD images cannot be mixed in that ratio; "
-            f"choose a value from {low:.4f} to {high:.4f}, or 1"
+            f"choose a value from {np.ceil(low * 1e4) / 1e4:g} to {np.floor(high * 1e4) / 1e4:g}, or 1"
         )
+    n_wild = largest_mixture(len(id_pool), len(ood_pool), pi)
+    n_ood = round_half_up(pi * n_wild)
     rng = generator(seed, "mix-wild")
     chosen_id = rng.permutation(id_pool)[: n_wild - n_ood]
     chosen_ood = rng.permutation(ood_pool)[:n_ood]

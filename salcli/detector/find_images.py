@@ -53,7 +53,7 @@ def _of_argument(argument: str) -> list[Path]:
         raise DataError(f"{printable(path)} is neither a file nor a folder")
     if not glob.has_magic(argument):
         raise DataError(f"{printable(path)} is not there")
-    found = sorted(_matches(argument), key=lambda match: match.parts)
+    found = sorted(_once(_matches(argument)), key=lambda match: match.parts)
     if not found:
         raise DataError(f"no image matches {argument}: a pattern finds files with {_some_suffixes()} or the like")
     return found
@@ -64,6 +64,16 @@ def _matches(pattern: str) -> Iterator[Path]:
         path = Path(match)
         if path.suffix.lower() in SUFFIXES and path.is_file():
             yield path
+
+
+def _once(matches: Iterator[Path]) -> Iterator[Path]:
+    """Links that lead back up bring in the same folders again and again; the shortest way to a folder counts."""
+    seen: set[tuple[str, str]] = set()
+    for match in sorted(matches, key=lambda match: (len(match.parts), match.parts)):
+        place = os.path.realpath(match.parent), match.name
+        if place not in seen:
+            seen.add(place)
+            yield match
 
 
 def _folder(folder: Path) -> tuple[Path, ...]:

@@ -27,7 +27,7 @@ class HookedBackbone(Backbone):
         self.name = name
         self.body = build_network(name, in_channels, n_classes)
         self.own_head = [named_linear(name, self.body, head_name)]  # in a list: no part of this module any more
-        self.n_features = self.own_head[0].in_features
+        self.n_features, self.n_own_classes = self.own_head[0].in_features, self.own_head[0].out_features
         self.head_names = (head_name, *Backbone.head_names)
         self.head_has_bias = self.own_head[0].bias is not None
         self.kept: list[Tensor] = []

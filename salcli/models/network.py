@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from salcli.errors import ModelError
 from salcli.models.backbone_names import is_hooked
 from salcli.models.backbones import build_backbone
 from salcli.models.hooked_backbone import HookedBackbone
@@ -126,3 +127,13 @@ class EnergyClassifier(Classifier):
         """The OOD logit (n), higher = more ID-like."""
         outlier_logit: Tensor = self.outlier_line(class_logits.logsumexp(1, keepdim=True)).squeeze(1)
         return -outlier_logit
+
+
+def check_own_head(network: Classifier) -> None:
+    """That a network which is to be used as it is has a head for just these classes, not a new one."""
+    backbone, n_classes = network.backbone, network.spec.n_classes
+    if isinstance(backbone, HookedBackbone) and backbone.n_own_classes != n_classes:
+        raise ModelError(
+            f"{network.spec.head}, the head of {backbone.name}, is for {backbone.n_own_classes} classes, the data have "
+            f"{n_classes}, so it cannot be used without training; set train_id.epochs to 1 or more"
+        )

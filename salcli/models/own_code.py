@@ -59,7 +59,7 @@ def _is_own(file: Path) -> bool:
 
 def _cure(module: str, error: Exception | SystemExit) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]:
-        return f"set model.code to the folder that {error.name} lies in, or install it"
+        return f"start in the folder that {error.name} lies in, set model.code to it, or install it"
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return "is that its name?"
     return "mend that first"

@@ -95,7 +95,7 @@ def look_at_data(
         if found.n_used(own) == 0:
             others = " and ".join(one.other for one in found.copies if one.own is own)
             raise DataError(
-                f"all {len(own.source)} images of {own.name} are in {others}, too (same bytes); "
+                f"all {len(own.source)} images of {own.place} are in {others}, too (same bytes); "
                 + ("wild data must hold other images" if own is wild else "a test needs images that are not")
             )
     return found

@@ -10,7 +10,7 @@ import torch
 from salcli.errors import ModelError, ParamsError
 from salcli.models.backbone_names import check_backbone_name, import_path, is_hooked
 from salcli.models.head_search import head_of
-from salcli.models.network import Classifier, NetworkSpec
+from salcli.models.network import Classifier, NetworkSpec, check_own_head
 from salcli.models.own_code import described, folder_of, make_importable
 from salcli.models.weights import load_weights
 from salcli.planning.places import as_written
@@ -31,8 +31,12 @@ def examine(
     weights: Path | None = None,
     mean: list[float] | None = None,
     std: list[float] | None = None,
+    is_trained: bool = False,
 ) -> tuple[OwnNetwork, int]:
-    """What params.yaml has to say of the network, and the first number of `channels` that it takes."""
+    """What params.yaml has to say of the network, and the first number of `channels` that it takes.
+
+    `is_trained`: the network is to be used as it is, with or without weights from a file.
+    """
     check_backbone_name(backbone)
     code = "."
     if (parts := import_path(backbone)) is not None:
@@ -41,7 +45,10 @@ def examine(
         code = as_written(place, folder)
     found, taken = _first_that_works(backbone, head, n_classes, size, channels)
     classifier = Classifier(NetworkSpec(backbone, n_classes, (0.0,) * taken, (1.0,) * taken, head=found))
-    is_trained = load_weights(classifier, weights).head_was_loaded if weights else False
+    if weights:
+        is_trained = load_weights(classifier, weights).head_was_loaded or is_trained
+    elif is_trained:
+        check_own_head(classifier)
     _try(classifier, (taken, size, size))
     return (
         OwnNetwork(

@@ -13,6 +13,8 @@ from salcli.errors import DataError
 from salcli.planning.own_data import without
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from salcli.data.image_set import Source
     from salcli.planning.own_data import OwnData
 
@@ -66,8 +68,19 @@ def n_channels(data: OwnData) -> int:
     return 1 if all(one.look.is_gray for one in data.sets) else 3
 
 
-def plan(data: OwnData, size: int, channels: int, *, has_gpu: bool, network: OwnNetwork | None) -> Plan:
-    """Values for params.yaml. `size` and `channels` are given: a network of one's own may ask for others."""
+def plan(
+    data: OwnData,
+    size: int,
+    channels: int,
+    assigned: Mapping[str, Any],
+    *,
+    has_gpu: bool,
+    network: OwnNetwork | None,
+) -> Plan:
+    """Values for params.yaml. `size` and `channels` are given: a network of one's own may ask for others.
+
+    What the user has `assigned` is told as part of the plan.
+    """
     copies = {path for one in data.copies if one.own is data.id for path in one.paths}
     shares, n_train, n_calibration = _split(without(data.id.source, copies))
     kind = "small" if size < SMALL else "middle" if size <= LARGE else "large"
@@ -98,19 +111,23 @@ def plan(data: OwnData, size: int, channels: int, *, has_gpu: bool, network: Own
     if kind == "large":
         values |= {"extract_grads.batch_size": 64, "evaluate.batch_size": 64}
     machine = "a GPU" if has_gpu else "no GPU"
+    network_choice = _network(values, kind, network, has_gpu=has_gpu)
+    told = {**values, **assigned}
+    is_given = told["train_id.epochs"] == 0
+    batches = {section: told[f"{section}.batch_size"] for section in ("train_id", "train_ood")}
     choices = [
         Choice("split", _shown_shares(shares), _why_split(shares, n_train, n_calibration)),
         Choice("images", f"{size} × {size}, {channels} channel{'s' * (channels > 1)}", _why_size(data, size)),
-        _network(values, kind, network, has_gpu=has_gpu),
+        network_choice,
         Choice(
             "train-id",
-            "0 epochs: as it is" if network and network.is_trained else f"{epochs} epochs, batch {batch}",
-            "the network is trained already" if network and network.is_trained else f"{n_train:,} images, {machine}",
+            "0 epochs: as it is" if is_given else f"{told['train_id.epochs']} epochs, batch {batches['train_id']}",
+            "the network is trained already" if is_given else f"{n_train:,} images, {machine}",
         ),
         Choice(
             "train-ood",
-            f"{values['train_ood.epochs']} epochs, batch {batch} + {batch}",
-            f"augmentation: {augment}",
+            f"{told['train_ood.epochs']} epochs, batch {batches['train_ood']} + {batches['train_ood']}",
+            f"augmentation: {told['train_ood.augment']}",
         ),
     ]
     return Plan(values, choices, _warnings(n_calibration))

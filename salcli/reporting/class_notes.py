@@ -23,6 +23,7 @@ def class_notes(done: Sequence[TrainedClassifier]) -> Iterator[tuple[str, str]]:
             continue
         figures = f"{check.accuracy:.1%} of {check.n_samples:,} calibration images right"
         yield f"seed {result.seed}: used as given, not trained; {figures}", ""
+        yield "T, is_ood and p-values promise what they do as far as these images are new to the network", "dim"
         assumed = _order(check.class_names)
         if check.has_other_order:
             yield (

@@ -54,6 +54,7 @@ class Comparison:
     rows: list[ComparedRow]
     only_ours: list[str]
     not_evaluated: list[str]
+    shorter: list[str]  # schedules that are shorter than the preset's, as people read them
     n_seeds: int
 
 
@@ -93,8 +94,19 @@ def _compare(runs: pd.DataFrame, setting: Setting, params: Params) -> Comparison
         rows=rows,
         only_ours=[paper_names(method, params)[0] for method in params.evaluate.methods if method not in known],
         not_evaluated=[test for wild, test in sets if (wild, test) not in evaluated],
+        shorter=_shorter_schedules(setting.table, params),
         n_seeds=int(runs["seed"].nunique()),
     )
+
+
+def _shorter_schedules(table: str, params: Params) -> list[str]:
+    preset = presets()[table].params
+    epochs = {"train_id": params.train_id.epochs, "train_ood": params.train_ood.epochs}
+    return [
+        f"{section}.epochs {own} instead of {preset[section]['epochs']}"
+        for section, own in epochs.items()
+        if own < preset[section]["epochs"]
+    ]
 
 
 def _row(test: str, ours: pd.DataFrame, figures: list[Figure], *, is_sum: bool) -> ComparedRow:

@@ -158,6 +158,8 @@ def _notes(comparison: Comparison) -> list[str]:
         STRICTER,
         FPR95_CONVENTION,
     ]
+    if comparison.shorter:
+        notes.append(f"Short schedule: {', '.join(comparison.shorter)}, as the paper's preset has it.")
     if comparison.setting.pi is None:
         notes.append("The paper does not say which share π of OOD data this table has.")
     if any(row.n_seeds == 0 for row in comparison.rows):

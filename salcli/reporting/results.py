@@ -58,7 +58,9 @@ class Results:
 
     @classmethod
     def from_evaluations(cls, done: Sequence[Evaluated]) -> Results:
-        """What `evaluate` just computed."""
+        """What `evaluate` just computed. An unseen set that is in the wild data, too, counts once."""
+        first = {_Place.of(result): result for result in reversed(done)}
+        done = [result for result in done if first[_Place.of(result)] is result]
         runs = [
             _run(
                 _Place.of(result),
@@ -93,9 +95,8 @@ class Results:
                 runs += own_runs
                 counts.append((place, own_counts))
         if not runs:
-            raise MissingArtifactError(
-                f"there is no evaluation below {folder} yet; make one with: dvc repro, or salcli evaluate"
-            )
+            made_by = "salcli evaluate --scratch" if layout.SCRATCH in folder.parts else "dvc repro, or salcli evaluate"
+            raise MissingArtifactError(f"there is no evaluation below {folder} yet; make one with: {made_by}")
         return cls(_frame(runs), _samples(counts), n_left_out)
 
     @property

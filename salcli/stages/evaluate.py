@@ -71,7 +71,8 @@ def run(
         computing(params) as compute,
         (progress or Silent()).task(f"evaluate, {what}, seed {seed}", n_images, "images") as task,
     ):
-        scores = Scoring(workspace, params, ood, seed, id_test, ood_test, compute, task).scores()
+        scoring = Scoring(workspace, params, ood, seed, id_test, ood_test, compute, task)
+        scores = scoring.scores()
     written = [
         workspace.target(place(ood, seed, unseen))
         for place in (layout.evaluation_scores, layout.metrics, layout.roc, layout.score_histogram)
@@ -88,17 +89,17 @@ def run(
         written=written,
     )
     if processes().is_main:
-        _write(result, scores, params)
+        made_with: dict[str, Any] = {"evaluate": params.evaluate.model_dump(), "numerics": params.numerics.model_dump()}
+        if "sal-posthoc" in scores:
+            made_with["filter"] = scoring.filter_params.model_dump()
+        _write(result, scores, made_with)
     return result
 
 
-def _write(result: Evaluated, scores: dict[str, TestScores], params: Params) -> None:
+def _write(result: Evaluated, scores: dict[str, TestScores], made_with: dict[str, Any]) -> None:
     arrays = {f"{method}/{side}": getattr(own, side) for method, own in scores.items() for side in ("id", "ood")}
-    made_with = {"ood": result.ood, "test_set": result.test_set, "seed": result.seed}
-    made_with |= {"evaluate": params.evaluate.model_dump(), "numerics": params.numerics.model_dump()}
-    if "sal-posthoc" in scores:
-        made_with["filter"] = params.filter.model_dump()
-    write_arrays(result.written[0], SCORES_KIND, arrays, made_with)
+    about = {"ood": result.ood, "test_set": result.test_set, "seed": result.seed}
+    write_arrays(result.written[0], SCORES_KIND, arrays, {**about, **made_with})
     write_text(result.written[1], json.dumps(_summary(result), indent=2) + "\n")
     roc = [row for method, own in scores.items() if len(own.ood) for row in _roc_rows(method, own)]
     write_curve(result.written[2], roc, fieldnames=("method", "fpr", "tpr"))

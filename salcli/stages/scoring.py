@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from salcli.artifacts import layout
+from salcli.artifacts.candidates import read_filter_params
 from salcli.artifacts.checkpoint import read_header, read_network
 from salcli.artifacts.fingerprint import check_made_with
 from salcli.artifacts.gradients import GradientFile
@@ -17,6 +18,7 @@ from salcli.inference import in_batches
 from salcli.models.contrastive import ENCODERS, RotationClassifier
 from salcli.models.network import Classifier, EnergyClassifier, OodClassifier
 from salcli.models.step import StepNetwork
+from salcli.params import FilterParams
 from salcli.progress import Silent
 from salcli.rivals.logit_scores import energy, msp
 from salcli.sal.gradients import Factors, last_layer_residual
@@ -159,7 +161,7 @@ class Scoring:
         Where no wild sample is predicted as a class, there is no outlier of that class to look like: τ is 0, as it is
         along every direction in which the wild gradients do not spread.
         """
-        chosen, predicted = self.params.filter, logits.argmax(1)
+        chosen, predicted = self.filter_params, logits.argmax(1)
         label = unknown_labels(predicted, logits.shape[1], chosen, self.seed, "test")
         test = Factors(last_layer_residual(logits, label), features, label)
         wild = unlabeled(self._wild, chosen, self.seed, "wild")
@@ -171,6 +173,17 @@ class Scoring:
                 "nothing in the wild data speaks against them, so they count as ID"
             )
         return -torch.where(undefined, 0.0, outlier_score)
+
+    @cached_property
+    def filter_params(self) -> FilterParams:
+        """The filter section of params.yaml; where scratch/ has candidates of another filter, that of those."""
+        place = layout.candidates(self.ood, self.seed)
+        if not self.workspace.is_in_scratch(place):
+            return self.params.filter
+        chosen = FilterParams(**read_filter_params(self.workspace.find(place)))
+        if chosen != self.params.filter:
+            self.task.note("sal-posthoc: with the filter that made the candidates in scratch/")
+        return chosen
 
     @cached_property
     def _id_train(self) -> GradientFile:

@@ -19,7 +19,7 @@ from salcli.compute.augmentation import Augmentation
 from salcli.compute.numerics import computing
 from salcli.errors import WeightsError
 from salcli.inference import accuracy, in_batches
-from salcli.models.network import Classifier
+from salcli.models.network import Classifier, check_own_head
 from salcli.models.weights import load_weights
 from salcli.progress import Silent
 from salcli.seeding import derived_seed
@@ -67,6 +67,8 @@ def run(workspace: Workspace, params: Params, seed: int, progress: Progress | No
             is_given = params.train_id.epochs == 0
             if params.train_id.weights:
                 _start_from(workspace.given(params.train_id.weights), network, params.train_id.epochs)
+            elif is_given:
+                check_own_head(network)
             augment_generator = torch.Generator().manual_seed(derived_seed(seed, "augment"))
             course = Run(
                 network=network,

@@ -159,10 +159,15 @@ class _ConstrainedCourse:
         assert best is not None
         self._network.load_state_dict(self._weights)
         if self._short_of(best) > 0:
+            broken = {
+                "false_alarms": not best.false_alarms <= best.most_false_alarms,
+                "loss_factor": not best.loss <= best.largest_loss,
+            }
+            larger = " and ".join(f"a larger {key}" for key, is_broken in broken.items() if is_broken)
             return (
                 f"the constraints cannot be met. In epoch {self._best_epoch}, which comes nearest and is kept, ID data "
-                f"have {best.false_alarms:.1%} false alarms (at most {best.most_false_alarms:.1%}) and a loss of "
-                f"{best.loss:.4g} (at most {best.largest_loss:.4g}); more epochs or a larger loss_factor may help"
+                f"have {100 * best.false_alarms:.3g}% false alarms (at most {100 * best.most_false_alarms:.3g}%) and a "
+                f"loss of {best.loss:.4g} (at most {best.largest_loss:.4g}); more epochs or {larger} may help"
             )
         if self._best_epoch < self._epoch:
             return f"epoch {self._best_epoch} of {self._epoch} is kept, because the later ones break a constraint"
