@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Field,
     PlainValidator,
     ValidationError,
@@ -18,9 +16,10 @@ from pydantic import (
 )
 
 from salcli import params_checks as check
-from salcli.errors import ParamsError, did_you_mean
+from salcli.errors import ParamsError
 from salcli.method_names import Encoder, FilterScore, Method, PosthocMethod, WildRival
 from salcli.models.backbone_names import import_path, is_hooked, wide_resnet_size
+from salcli.params_errors import listing
 from salcli.params_file import lookup, read_yaml, with_overrides
 from salcli.params_rivals import TrainEncoderParams, TrainRivalParams
 from salcli.params_section import Count, NotNegative, Percentile, Positive, Section, SgdParams, Share
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pydantic_core import ErrorDetails
 
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(check.known)], ...], Field(strict=False)]
 
@@ -259,56 +257,4 @@ def validated(raw: Mapping[str, Any], name: str) -> Params:
     try:
         return Params.model_validate(raw)
     except ValidationError as error:
-        lines = [_explain(detail) for detail in error.errors()]
-        width = max(len(key) for key, _ in lines)
-        listing = "\n".join(f"  {key:<{width}}  {message}" for key, message in lines)
-        raise ParamsError(f"{name} is not valid\n{listing}") from None
-
-
-def _explain(detail: ErrorDetails) -> tuple[str, str]:
-    """The dotted key and one sentence."""
-    where = [str(part) for part in detail["loc"]]
-    key, value = ".".join(where), detail["input"]
-    match detail["type"]:
-        case "extra_forbidden":
-            return key, f"no such key{_nearest_key(where)}"
-        case "missing":
-            return key, "is missing"
-        case "literal_error":
-            expected = detail["ctx"]["expected"]
-            choices = re.findall(r"'(.*?)'", expected)
-            return key, f"must be {expected}, got {value!r}{did_you_mean(str(value), choices)}"
-        case "value_error":
-            return key, str(detail["ctx"]["error"])
-        case "model_type":
-            return key, f"must be a section of keys and values, got {value!r}"
-        case "tuple_type":
-            return key, f"must be a list, got {value!r}"
-        case kind:
-            message = detail["msg"].replace("Input should be", "must be")
-            return key, f"{message}, got {value!r}{_as_share(value) if kind.startswith('less_than') else ''}"
-
-
-def _as_share(value: float) -> str:
-    """People write 95 for 0.95; every upper bound that they can miss so is 1."""
-    return f" (did you mean {value / 100:g}?)" if 2 <= value < 100 else ""
-
-
-def _nearest_key(where: list[str]) -> str:
-    """In its own section, else anywhere: people forget the section."""
-    section: Any = Params
-    for part in where[:-1]:
-        section = section.model_fields[part.replace("-", "_")].annotation
-    own_keys = [field.alias or name for name, field in section.model_fields.items()]
-    return did_you_mean(where[-1], own_keys) or did_you_mean(".".join(where), _dotted_keys(Params))
-
-
-def _dotted_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
-    keys = []
-    for name, field in section.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += _dotted_keys(inner, f"{prefix}{field.alias or name}.")
-        else:
-            keys.append(prefix + name)
-    return keys
+        raise ParamsError(f"{name} is not valid\n{listing(error, Params)}") from None

@@ -25,6 +25,7 @@ LAYERS = [
         "inference",
         "params",
         "params_checks",
+        "params_errors",
         "params_rivals",
         "params_section",
         "presets",

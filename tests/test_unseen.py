@@ -85,7 +85,7 @@ def test_the_id_set_is_no_unseen_set(workspace: Workspace) -> None:
 def test_without_unseen_sets_there_is_nothing_to_test_on(workspace: Workspace) -> None:
     result = salcli("evaluate", "unseen", "--params", str(workspace.root / "params.yaml"))
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: data.test_ood is empty, so there is nothing to test on")
+    assert result.stderr.startswith("error: there is nothing to test on: data.test_ood is empty")
 
 
 def test_an_unseen_set_that_is_in_the_wild_counts_once(workspace: Workspace) -> None:
