@@ -298,6 +298,35 @@ def test_where_it_is_allowed_it_predicts_and_is_exported(tmp_path: Path, monkeyp
     del sys.modules["nets_for_detectors"]
 
 
+def test_in_its_own_project_a_network_of_ones_own_needs_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the stages have imported it already; for another network that a file names, they have not."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "nets_for_detectors.py").write_text(OWN_NETWORK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "code")])
+    made = tmp_path / "runs" / "0" / "wild" / "detector.safetensors"
+    made.parent.mkdir(parents=True)
+    write_detector(made, random_detector("nets_for_detectors:Net", 1, head="head"))
+    del sys.modules["nets_for_detectors"]
+    sys.path.remove(str(tmp_path / "code"))
+    write_pngs(tmp_path / "new", np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8), dtype=np.uint8))
+    params = tmp_path / "params.yaml"
+    params.write_text("model: {backbone: 'others:Net', code: code}")
+    result = salcli("predict", "new")
+    assert (result.exit_code, "would be imported" in result.stderr) == (2, True)
+    params.write_text("model: {backbone: 'nets_for_detectors:Net', code: code}")
+    made.rename("detector.safetensors")  # it may come from anywhere
+    assert "would be imported" in refused("predict", "new", root=tmp_path)
+    assert "nets_for_detectors" not in sys.modules
+    (tmp_path / "detector.safetensors").rename(made)
+    result = salcli("predict", "new")
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
+    assert salcli("export", "--to", "torch-export", "graph.pt2").exit_code == 0
+    del sys.modules["nets_for_detectors"]
+
+
 def test_a_colon_means_an_import_unless_a_library_stands_before_it() -> None:
     assert [own_code(name) for name in ("wrn-40-2", "torchvision:resnet50", "timm:vit_tiny")] == [None] * 3
     assert own_code("mypkg.nets:resnet") == "mypkg.nets:resnet"

@@ -112,7 +112,6 @@ def predict(
     from salcli.detector.choose import choose_detector
     from salcli.detector.find_images import LIST, find_images, split_list
 
-    _find_own_code(wanted=allow_import)
     chosen_format = _format(output_format, out)
     chosen, note = choose_detector(detector, Path())
     listed = split_list(sys.stdin.buffer.read(), null=null) if LIST in paths else []
@@ -123,7 +122,7 @@ def predict(
         id_quantile=id_quantile,
         device=device,
         batch_size=batch_size,
-        allow_import=allow_import,
+        allow_import=_may_import(chosen, asked=allow_import),
     )
     if fail_on_ood and tally.n_ood:
         raise typer.Exit(SOME_ARE_OOD)
@@ -141,18 +140,30 @@ def _format(wanted: Format | None, out: Path | None) -> Format:
     return wanted or Format(SUFFIXES[out.suffix.lower()])
 
 
-def _find_own_code(*, wanted: bool) -> None:
-    """In this folder, and where params.yaml says, if there is one; else where Python looks anyway."""
-    if not wanted:
-        return
-    from salcli.models.own_code import make_importable
-    from salcli.params_file import read_yaml
+def _may_import(chosen: Path, *, asked: bool) -> bool:
+    """Whether a module of somebody's own may be imported; if so, it is looked for here and where params.yaml says.
 
-    make_importable(Path())
-    if PARAMS_YAML.is_file():
-        model = read_yaml(PARAMS_YAML).get("model")
-        code = model.get("code") if isinstance(model, dict) else None
-        make_importable(Path(str(code)).expanduser() if code else Path())
+    Not only where that is asked for: a detector from the runs of this project, whose params.yaml names the same
+    network, was made by a command that imported it.
+    """
+    from salcli.artifacts.checkpoint import read_header
+    from salcli.artifacts.layout import RUNS, Found
+    from salcli.detector.detector import MADE_BY
+    from salcli.models.import_check import own_code
+    from salcli.models.own_code import make_importable
+    from salcli.params_file import lookup, read_yaml
+
+    if not chosen.is_file():
+        return asked  # whoever loads it will say so
+    module = own_code(str(read_header(Found(chosen, MADE_BY)).spec.get("backbone")))
+    if module is None:
+        return asked
+    params = read_yaml(PARAMS_YAML) if PARAMS_YAML.is_file() else {}
+    is_allowed = asked or (chosen.parts[0] == RUNS and lookup(params, "model.backbone") == module)
+    if is_allowed:
+        make_importable(Path())
+        make_importable(Path(str(lookup(params, "model.code") or "")).expanduser())
+    return is_allowed
 
 
 def export(
@@ -169,14 +180,15 @@ def export(
     from salcli.detector.choose import choose_detector
     from salcli.reporting.console import console
 
-    _find_own_code(wanted=allow_import)
     chosen, note = choose_detector(detector, Path())
     if note:
         console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
     from salcli.detector.detector import Detector
     from salcli.detector.export import export as write
 
-    loaded = Detector.load(chosen, id_quantile=id_quantile, device="cpu", allow_import=allow_import)
+    loaded = Detector.load(
+        chosen, id_quantile=id_quantile, device="cpu", allow_import=_may_import(chosen, asked=allow_import)
+    )
     done = write(loaded, out, to.value)
     console.print(
         f"wrote {out}: checked against the network with batches of {', '.join(map(str, done.batch_sizes))}, "

@@ -123,7 +123,7 @@ class Session:
         shown = [*(path.relative_to(self.workspace.root) for path in written), *outside]
         head = ", ".join(str(path) for path in shown[:4])
         more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
-        _say(f"wrote {head}{more}; worked {self.progress.seconds:.1f}\N{NO-BREAK SPACE}s", "dim")
+        _say(f"wrote {head}{more}; worked {self.progress.seconds:.1f} s", "dim")
         if next_command and "DVC_STAGE" not in os.environ:  # DVC knows what comes next
             options = "".join(self.chosen[option] for option in ("--params", *takes, "--scratch"))
             _say(f"next: {next_command}{options}", "dim", soft_wrap=True)  # a broken command could not be copied
