@@ -39,9 +39,9 @@ def rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     training = id_images(made.workspace, ID, "train", SEED)
     images, labels = training.images.read(slice(None)).to(sizes.device), training.labels.to(sizes.device)
     n_steps = len(images) // BATCH
-    bare = _network(made)
+    ours, bare = _network(made), _network(made)
     timed = side_by_side(
-        lambda: _epochs(made, _network(made), 1),
+        lambda: _epochs(made, ours, 1),
         lambda: bare_training(bare, images, labels, BATCH, n_steps, LR),
         sizes.repeats + 2,  # near one: noise counts
     )
@@ -57,12 +57,11 @@ def rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     def from_files(network: nn.Module) -> None:
         training_from_files(network, folder / "files", BATCH, EPOCHS_FROM_FILES, LR, 32, sizes.device)
 
-    def beside(make: Callable[[], nn.Module]) -> Timed:
-        return side_by_side(
-            lambda: _epochs(small, make(), EPOCHS_FROM_FILES), lambda: from_files(make()), sizes.repeats
-        )
+    def beside(make: Callable[[], nn.Module], repeats: int) -> Timed:
+        return side_by_side(lambda: _epochs(small, make(), EPOCHS_FROM_FILES), lambda: from_files(make()), repeats)
 
-    timed, with_cnn = beside(lambda: LinearInPixels().to(sizes.device)), beside(lambda: _network(small))
+    timed = beside(lambda: LinearInPixels().to(sizes.device), sizes.repeats)
+    with_cnn = beside(lambda: _network(small), 1)
     yield Row(
         f"training from an image set / DataLoader of PIL images ({EPOCHS_FROM_FILES} × {n_files:,} images)",
         Goal(2), timed.times_faster, shown(timed.ours), shown(timed.other),
