@@ -83,7 +83,7 @@ class MetricsError(SalError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """« (did you mean x?)» for the nearest known name, or nothing where none is near."""
-    nearest = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 

@@ -143,7 +143,7 @@ def test_the_order_of_the_wild_set_says_nothing() -> None:
 
 
 def test_a_share_that_the_pools_cannot_give_names_what_fits() -> None:
-    with pytest.raises(DataError, match=r"data.pi 0.001: 100 ID and 50 OOD images .* from 0.0099 to 0.9804"):
+    with pytest.raises(DataError, match=r"data.pi 0.001: 100 ID and 50 OOD images .* from 0.01 to 0.9803"):
         mix_wild(np.arange(100), np.arange(50), n_id=100, pi=0.001, seed=0)
 
 
