@@ -1,16 +1,13 @@
-"""What can go wrong because of the user's input. Each message says what, where, and the cure."""
+"""Errors that a user's input can cause. Each message says what, where, and the fix; names in it are safe to print."""
 
-from __future__ import annotations
-
+import os
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from pathlib import Path
 
 
 class SalError(Exception):
-    """The base of all errors that are shown as one message, without a traceback."""
+    """Shown as one message, without a traceback."""
 
 
 class ParamsError(SalError):
@@ -18,7 +15,7 @@ class ParamsError(SalError):
 
 
 class UnknownNameError(SalError):
-    """A name that no registry knows."""
+    """A name that is not known."""
 
 
 class ModelError(SalError):
@@ -34,7 +31,7 @@ class MissingArtifactError(SalError):
 
 
 class BadArtifactError(SalError):
-    """A file is truncated, foreign, or does not belong to the other inputs."""
+    """A file is damaged, of another kind, or does not belong to the other inputs."""
 
 
 class StorageError(SalError):
@@ -42,7 +39,7 @@ class StorageError(SalError):
 
 
 class DataError(SalError):
-    """The data cannot be split or mixed as asked for."""
+    """The data cannot be read, split or mixed as asked for."""
 
 
 class FetchError(SalError):
@@ -54,7 +51,7 @@ class ThresholdError(SalError):
 
 
 class TrainingError(SalError):
-    """Training left the realm of finite numbers."""
+    """The loss became NaN or infinite, or a training cannot run as asked for."""
 
 
 class UsageMistakeError(SalError):
@@ -62,7 +59,7 @@ class UsageMistakeError(SalError):
 
 
 class DeviceError(SalError):
-    """The asked-for device is not there."""
+    """The requested device is not available."""
 
 
 class ProjectError(SalError):
@@ -74,20 +71,32 @@ class PaperError(SalError):
 
 
 class ReviewError(SalError):
-    """A list of candidates that a person corrected cannot be used."""
+    """A corrected list of candidates cannot be used."""
 
 
 class MetricsError(SalError):
     """Scores that no metric can be computed from."""
 
 
+def as_text(name: str | Path) -> str:
+    r"""A name as valid text that still identifies it: a byte that is not UTF-8 becomes \xff."""
+    text = str(name)
+    return text if text.isascii() else os.fsencode(text).decode("utf-8", "backslashreplace")
+
+
+def printable(name: str | Path) -> str:
+    """A name on one line, for people: bytes that are not text, and characters that move the cursor, become �."""
+    text = os.fsencode(str(name)).decode(errors="replace")
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """« (did you mean x?)» for the nearest known name, or nothing where none is near."""
+    """ " (did you mean x?)" for the nearest known name, or nothing if none is near."""
     nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """The one look-up error of every registry."""
+    """The look-up error of every list of names."""
     names, shown = sorted(known), name or "''"
     return UnknownNameError(f"no {kind} is called {shown}{did_you_mean(name, names)}; known: {', '.join(names)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,3 +51,18 @@ class Silent:
 
     def note(self, text: str) -> None:
         """Nobody reads it."""
+
+
+def world_size() -> int:
+    """How many processes work together, as torchrun says through the environment; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """The number of this process among them."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one that prints and writes. Known before torch is loaded."""
+    return rank() == 0

@@ -1,57 +1,73 @@
-"""The Typer application."""
+"""The Typer application: its commands, and errors as people see them. Mistakes in options are reported by Typer."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Any
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOSPC
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from salcli import __version__
-from salcli.cli import (
-    data,
-    detector,
-    encoders,
-    evaluate,
-    fingerprints,
-    projects,
-    report,
-    review,
-    stages,
-    sweep,
-    theory,
-    train_ood,
-    views,
-)
-from salcli.cli.errors import friendly_errors
-from salcli.cli.lazy_group import MARKUP, LazyGroup, build_later
+from salcli.cli import prediction, projects, results, stages
+from salcli.errors import SalError
+from salcli.progress import is_main_process, rank, world_size
 
-if TYPE_CHECKING:
-    from click import Context
-
-HELP = """Find out-of-distribution data with the help of unlabeled data from the wild.
-
-SAL, Separate And Learn (Du et al., ICLR 2024), as stages that `dvc repro` runs when their inputs change.
-By hand: prepare, train-id, extract-grads, filter, train-ood, evaluate, table.
-"""
+BAD_INPUT, INTERRUPTED = 2, 130
+SECONDS_FOR_MAIN = 2.0
+# how torch.distributed says that another process is gone
+LOST_PEER = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe", re.IGNORECASE)
 
 
-class _Group(LazyGroup):
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:  # type: ignore[override]
+@contextmanager
+def friendly_errors() -> Iterator[None]:
+    """Turn what a user can fix into one message and an exit code. Everything else is a bug and shows its traceback."""
+    try:
+        yield
+    except SalError as error:
+        _fail(f"error: {error}", BAD_INPUT)
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        _fail(f"error: {error.filename}: {error.strerror}; it should be a file that you may read", BAD_INPUT)
+    except OSError as error:
+        if error.errno != ENOSPC or error.filename:
+            raise
+        _fail(f"error: standard output cannot be written: {error.strerror}; make room, or send it elsewhere", BAD_INPUT)
+    except RuntimeError as error:
+        if world_size() == 1 or not LOST_PEER.search(str(error)):
+            raise
+        _fail("error: another process has ended; its own message says why", BAD_INPUT)
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing half-written is left behind, run the same command again", INTERRUPTED)
+
+
+def _fail(message: str, code: int) -> None:
+    with suppress(OSError):  # a full disk has been reported, or will be
+        sys.stdout.flush()
+    if not is_main_process():  # most errors happen in all processes: the main one speaks first, and ends the others
+        time.sleep(SECONDS_FOR_MAIN)
+        message = f"process {rank()}: {message}"
+    print(message, file=sys.stderr, flush=True)
+    raise typer.Exit(code)
+
+
+class _Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
         with friendly_errors():
-            return super().parse_args(ctx, args)  # type: ignore[arg-type]
-
-    def invoke(self, ctx: Context) -> Any:  # type: ignore[override]
-        with friendly_errors():
-            return super().invoke(ctx)  # type: ignore[arg-type]
+            return super().invoke(ctx)
 
 
 app = typer.Typer(
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help=HELP,
+    help="Find out-of-distribution data with the help of mixed, unlabeled data.\n\n"
+    "SAL, Separate And Learn (Du et al., ICLR 2024), as stages that `dvc repro` runs when their inputs change. "
+    "By hand: prepare, train-id, extract-grads, filter, train-ood, evaluate, table.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=MARKUP,
+    rich_markup_mode="rich",
 )
 
 
@@ -72,25 +88,40 @@ def _salcli(
 
 EXPERIMENTS, PIPELINE, RESULTS = "Data and experiments", "The pipeline, stage by stage", "Results and files"
 NEW_IMAGES = "New images"
-app.command(rich_help_panel=EXPERIMENTS)(projects.init)
-app.command(rich_help_panel=EXPERIMENTS)(projects.presets)
-app.command(rich_help_panel=EXPERIMENTS)(theory.toy)
-app.command(rich_help_panel=PIPELINE)(stages.prepare)
-app.command("train-id", rich_help_panel=PIPELINE)(stages.train_id)
-app.command("extract-grads", rich_help_panel=PIPELINE)(stages.extract_grads)
-app.command("filter", rich_help_panel=PIPELINE)(stages.filter_)
-app.command("train-ood", rich_help_panel=PIPELINE)(train_ood.train_ood)
-app.command("train-encoder", rich_help_panel=PIPELINE)(encoders.train_encoder)
-app.command(rich_help_panel=PIPELINE)(evaluate.evaluate)
-app.command(rich_help_panel=PIPELINE)(detector.detector)
-app.command(rich_help_panel=NEW_IMAGES)(detector.predict)
-app.command(rich_help_panel=NEW_IMAGES)(detector.export)
-app.command(hidden=True)(fingerprints.fingerprints)
-app.command(rich_help_panel=RESULTS)(views.table)
-app.command(rich_help_panel=RESULTS)(report.report)
-app.command(rich_help_panel=RESULTS)(review.review)
-app.command(rich_help_panel=RESULTS)(views.inspect)
-app.command(rich_help_panel=RESULTS)(theory.theory)
-app.command("sweep-pi", rich_help_panel=RESULTS)(sweep.sweep_pi)
-app.add_typer(data.app, name="data", rich_help_panel=EXPERIMENTS)
-build_later(app)
+PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    EXPERIMENTS: {
+        "init": projects.init,
+        "presets": projects.list_presets,
+        "methods": projects.list_methods,
+        "toy": results.toy,
+    },
+    PIPELINE: {
+        "prepare": stages.prepare,
+        "train-id": stages.train_id,
+        "extract-grads": stages.extract_grads,
+        "filter": stages.filter_,
+        "train-ood": stages.train_ood,
+        "train-encoder": stages.train_encoder,
+        "evaluate": stages.evaluate,
+        "detector": stages.detector,
+    },
+    NEW_IMAGES: {"predict": prediction.predict, "export": prediction.export},
+    RESULTS: {
+        "table": results.table,
+        "report": results.report,
+        "review": results.review,
+        "inspect": results.inspect,
+        "theory": results.theory,
+        "sweep-pi": results.sweep_pi,
+    },
+}
+for panel, commands in PANELS.items():
+    for name, function in commands.items():
+        app.command(name, rich_help_panel=panel)(function)
+app.command("fingerprints", hidden=True)(stages.fingerprints)
+app.add_typer(projects.data, name="data", rich_help_panel=EXPERIMENTS)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="salcli")

@@ -1,98 +1,124 @@
-"""One run of `predict`: what it says, and where its rows go."""
+"""Commands that use a detector: predict, export."""
 
-from __future__ import annotations
-
-import io
-import sys
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Annotated
 
-from salcli.errors import DataError, StorageError
+import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from salcli.cli.session import say
 
-    from salcli.detector.detector import Detector
-    from salcli.reporting.prediction_rows import Tally, Writer
+SOME_ARE_OOD = 3
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """Files to predict, and the detector to do it with."""
-
-    files: tuple[Path, ...]
-    detector: Path
-    note: str  # how the detector was chosen
-
-    def run(self, out: Path | None, output_format: str, **options: Any) -> Tally:
-        """Load, predict, write. Rows go out as they come, all else to standard error."""
-        from salcli.detector.detector import Detector
-
-        if out and out.is_dir():  # or all the work would be done before this shows
-            raise StorageError(f"{out} is a folder; name a file in it")
-        _say(self.note, "dim")
-        detector = Detector.load(self.detector, **options)
-        with _writer(out, output_format) as writer:
-            tally = self._predict(detector, writer)
-        _say(f"{tally}; OOD: scores below {detector.threshold:.4g}, which keeps {detector.id_quantile:.4g} of ID data")
-        _say(f"wrote {out}" if out else "", "dim")
-        return tally
-
-    def _predict(self, detector: Detector, writer: Writer) -> Tally:
-        from salcli.reporting.console import side_console
-        from salcli.reporting.prediction_rows import Tally, as_text, one_line
-        from salcli.reporting.progress import ConsoleProgress
-
-        tally = Tally()
-        with (
-            ConsoleProgress(side_console).task("predict", len(self.files), "images") as task,
-            closing(detector.scan(self.files)) as parts,
-        ):
-            for part in parts:
-                for place, reason in part.failed.items():
-                    _say(f"cannot be read: {one_line(as_text(part.files[place]))}: {reason}", "yellow")
-                writer.write(part)
-                tally.add(part)
-                task.advance(len(part.files))
-        if tally.n_images == 0:
-            raise DataError(f"no image could be read, of {len(self.files):,} files; the lines above say why")
-        return tally
+DetectorFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--detector", help="The detector.", show_default="detector.safetensors here, or that of the project's runs"
+    ),
+]
+IdQuantile = Annotated[
+    float, typer.Option("--id-quantile", help="Share of ID data to keep: what scores below its threshold is OOD.")
+]
+AllowImport = Annotated[
+    bool,
+    typer.Option("--allow-import", help="If the network is a custom one, import the module that the file names."),
+]
 
 
-@contextmanager
-def _writer(out: Path | None, output_format: str) -> Iterator[Writer]:
-    from salcli.artifacts.atomic import atomic_path
-    from salcli.reporting.console import console
-    from salcli.reporting.prediction_rows import CsvWriter, JsonLinesWriter
-    from salcli.reporting.prediction_table import TableOfLowest
-
-    make = CsvWriter if output_format == "csv" else JsonLinesWriter
-    if output_format == "table":
-        table = TableOfLowest()
-        yield table
-        console.print(table.table(console.width))
-    elif out:
-        with atomic_path(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-            yield make(file)
-    else:
-        with _standard_output() as file:
-            yield make(file)
+class Format(StrEnum):
+    table = "table"
+    csv = "csv"
+    jsonl = "jsonl"
 
 
-@contextmanager
-def _standard_output() -> Iterator[TextIO]:
-    """In UTF-8 whatever the locale says, and not closed in the end."""
-    file = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="")
-    try:
-        yield file
-    finally:
-        file.detach()
+class Target(StrEnum):
+    onnx = "onnx"
+    torch_export = "torch-export"
 
 
-def _say(line: str, style: str = "") -> None:
-    from salcli.reporting.console import side_console
+def predict(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH…",
+            help="Image files, folders (whole trees), quoted patterns such as 'new/**/*.jpg', "
+            "or - for a list of paths on standard input.",
+        ),
+    ],
+    detector: DetectorFile = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write a file: .csv or .jsonl.", show_default="standard output")
+    ] = None,
+    output_format: Annotated[
+        Format | None,
+        typer.Option(
+            "--format", help="How to write predictions.", show_default="by --out; table in a terminal, else csv"
+        ),
+    ] = None,
+    id_quantile: IdQuantile = 0.95,
+    fail_on_ood: Annotated[bool, typer.Option("--fail-on-ood", help="Exit with code 3 if any image is OOD.")] = False,
+    null: Annotated[bool, typer.Option("--null", "-0", help="Paths on standard input end with NUL.")] = False,
+    batch_size: Annotated[int, typer.Option(help="Images in a pass.")] = 256,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    allow_import: AllowImport = False,
+) -> None:
+    """Say of each image: its class, its OOD score, whether it is OOD, and a p-value.
 
-    if line:
+    Exit code 0, or 3 with --fail-on-ood if any image is OOD, or 2 if nothing could be done.
+    """
+    from salcli.detector.predict import choose_format
+    from salcli.detector.predict import predict as run
+    from salcli.report.console import ConsoleProgress, console, side_console
+    from salcli.report.listings import LowestScores
+
+    def say_aside(line: str, style: str = "") -> None:
+        style = {"note": "dim", "warning": "yellow"}.get(style, style)
         side_console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    chosen_format, table = choose_format(output_format, out), LowestScores()
+    tally = run(
+        paths,
+        detector,
+        out=out,
+        output_format=chosen_format,
+        table=table.write,
+        null=null,
+        id_quantile=id_quantile,
+        batch_size=batch_size,
+        device=device,
+        allow_import=allow_import,
+        say=say_aside,
+        progress=ConsoleProgress(side_console),
+    )
+    if chosen_format == "table":
+        console.print(table.table(console.width))
+    say_aside(str(tally))
+    if out:
+        say_aside(f"wrote {out}", "note")
+    if fail_on_ood and tally.n_ood:
+        raise typer.Exit(SOME_ARE_OOD)
+
+
+def export(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: detector.onnx, detector.pt2.")],
+    to: Annotated[Target, typer.Option("--to", help="onnx, or torch-export for torch.export.load.")],
+    detector: DetectorFile = None,
+    id_quantile: IdQuantile = 0.95,
+    allow_import: AllowImport = False,
+) -> None:
+    """Write the detector as one graph for other programs: logits, score, is_ood and p_value of a batch of any size.
+
+    The file is compared with the network before it is put in place. ONNX needs `pip install 'salcli[onnx]'`.
+    """
+    from salcli.detector.export import export as write
+    from salcli.detector.predict import choose_detector, load_detector
+
+    chosen, note = choose_detector(detector, Path())
+    if note:
+        say(note, "dim")
+    loaded = load_detector(chosen, id_quantile=id_quantile, device="cpu", allow_import=allow_import)
+    done = write(loaded, out, to.value)
+    say(
+        f"wrote {out}: checked against the network with batches of {', '.join(map(str, done.batch_sizes))}, "
+        f"largest difference {done.largest_difference:.1e}"
+    )

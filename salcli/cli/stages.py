@@ -1,13 +1,11 @@
-"""The stage commands up to the filter: each is one stage of dvc.yaml."""
-
-from __future__ import annotations
+"""The stage commands: each is one or more stages of dvc.yaml."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from salcli.cli.options import (
+from salcli.cli.session import (
     PARAMS_YAML,
     Assignments,
     Device,
@@ -15,28 +13,17 @@ from salcli.cli.options import (
     ParamsFile,
     Scratch,
     Seeds,
+    Session,
+    Shares,
     UnseenSets,
+    Variants,
     override,
+    say,
 )
-
-# What the scores of `filter` other than τ read beyond its own section.
-FILTER_ALSO_READS = (
-    "data.id",
-    "numerics",
-    "extract_grads.batch_size",
-    "evaluate.odin_temperature",
-    "evaluate.odin_epsilon",
-    "evaluate.knn_k",
-    "evaluate.react_percentile",
-    "evaluate.dice_percentile",
-    "evaluate.ash_percentile",
-    "evaluate.vim_dim",
-)
+from salcli.errors import UsageMistakeError, unknown_name
 
 
 class PreparePart(StrEnum):
-    """What `prepare` can make on its own."""
-
     everything = "all"
     id_set = "id-set"
     ood_set = "ood-set"
@@ -46,55 +33,65 @@ class PreparePart(StrEnum):
 
 
 class ExtractPart(StrEnum):
-    """What `extract-grads` can make on its own."""
-
     everything = "all"
     id_data = "id"
     wild = "wild"
+    unseen = "unseen"
+
+
+class EvaluatePart(StrEnum):
+    everything = "all"
+    own = "own"
+    unseen = "unseen"
+
+
+def fingerprints(params: ParamsFile = PARAMS_YAML) -> None:
+    """Write fingerprints of what DVC cannot see: code, raw data, given files."""
+    from salcli.pipeline import fingerprints as stage
+
+    stage.run(params)
 
 
 def prepare(
     part: Annotated[PreparePart, typer.Argument(help="One part of the work, as DVC runs it.")] = PreparePart.everything,
     params: ParamsFile = PARAMS_YAML,
     ood: OodSets = None,
+    pi: Shares = None,
     unseen: UnseenSets = None,
     seed: Seeds = None,
     scratch: Scratch = False,
     assignments: Assignments = None,
-    pi: Annotated[float | None, override("data.pi", "Share of OOD in the wild data.")] = None,
 ) -> None:
     """Decode the data, split the ID data, mix the wild data."""
-    from salcli.cli.session import Session
-    from salcli.reporting.console import console
-    from salcli.reporting.stage_tables import prepared_table
-    from salcli.stages import prepare as stage
+    from salcli.pipeline import prepare as stage
+    from salcli.report.tables import prepared_table
+    from salcli.store.layout import unseen_set
 
-    session = Session.open(
-        params, assignments, {"data.pi": pi}, reads=("data",), ood=ood, unseen=unseen, seed=seed, scratch=scratch
-    )
-    workspace, data = session.workspace, session.params.data
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "unseen": unseen, "seed": seed}
+    session = Session.open("prepare", params, assignments, **options, scratch=scratch, parallel=False)
+    workspace, data, progress = session.workspace, session.params.data, session.progress
     wanted = set(PreparePart) if part is PreparePart.everything else {part}
     done = []
     if PreparePart.id_set in wanted:
-        done.append(stage.prepare_set(workspace, data, data.id, session.progress))
+        done.append(stage.prepare_set(workspace, data, data.id, progress))
     if PreparePart.ood_set in wanted:
-        done += [stage.prepare_set(workspace, data, name, session.progress) for name in session.ood_sets]
+        names = dict.fromkeys(experiment.ood for experiment in session.experiments)
+        done += [stage.prepare_set(workspace, data, name, progress) for name in names]
     if PreparePart.unseen_set in wanted:
-        done += [stage.prepare_unseen_set(workspace, data, name, session.progress) for name in session.unseen_sets]
+        done += [stage.prepare_set(workspace, data, name, progress, unseen_set(name)) for name in session.unseen_sets]
     if PreparePart.id_split in wanted:
-        done += [stage.prepare_split(workspace, data, one_seed, session.progress) for one_seed in session.seeds]
+        done += [stage.prepare_split(workspace, data, experiment, progress) for experiment in session.of_seeds]
     if PreparePart.wild in wanted:
-        done += [
-            stage.prepare_wild(workspace, data, *experiment, session.progress) for experiment in session.experiments()
-        ]
-    console.print(prepared_table(done))
-    for note in filter(None, (result.note for result in done)):
-        console.print(note, style="yellow", highlight=False, markup=False)
-    written = [path for result in done for path in result.written]
-    if PreparePart.wild in wanted:
-        session.finish(written, "salcli train-id", takes=("--seed",))
-    else:
-        session.finish(written, "salcli prepare")
+        done += [stage.prepare_wild(workspace, data, experiment, progress) for experiment in session.of_wild_sets]
+    is_ready = PreparePart.wild in wanted
+    session.finish(
+        prepared_table(done),
+        [path for result in done for path in result.written],
+        "salcli train-id" if is_ready else "salcli prepare",
+    )
+    for result in done:
+        if result.note:
+            say(f"note: {result.note}", "yellow")
 
 
 def train_id(
@@ -108,79 +105,56 @@ def train_id(
     batch_size: Annotated[int | None, override("train_id.batch_size", "Images in a step.")] = None,
 ) -> None:
     """Train the classifier on labeled ID data."""
-    from salcli.cli.session import Session
-    from salcli.reporting.class_notes import class_notes
-    from salcli.reporting.console import console
-    from salcli.reporting.stage_tables import train_id_table
-    from salcli.stages import train_id as stage
+    from salcli.pipeline import train_id as stage
+    from salcli.report.tables import class_notes, train_id_table
 
-    flags = {
-        "device": device,
-        "train_id.epochs": epochs,
-        "train_id.lr": lr,
-        "train_id.batch_size": batch_size,
-    }
-    session = Session.open(
-        params,
-        assignments,
-        flags,
-        reads=("data.id", "numerics", "model", "train_id"),
-        seed=seed,
-        scratch=scratch,
-        parallel=True,
-    )
-    with session.processes():
-        done = [stage.run(session.workspace, session.params, one, session.progress) for one in session.seeds]
-    console.print(train_id_table(done))
+    flags = {"device": device, "train_id.epochs": epochs, "train_id.lr": lr, "train_id.batch_size": batch_size}
+    session = Session.open("train-id", params, assignments, flags, seed=seed, scratch=scratch)
+    done = session.run(stage.run, session.of_seeds)
+    session.finish(train_id_table(done), [path for one in done for path in one.written], "salcli extract-grads")
     for line, style in class_notes(done):
-        console.print(line, style=style, highlight=False, markup=False)
-    session.finish([path for result in done for path in result.written], "salcli extract-grads")
+        say(line, style)
 
 
 def extract_grads(
     part: Annotated[ExtractPart, typer.Argument(help="One part of the work, as DVC runs it.")] = ExtractPart.everything,
     params: ParamsFile = PARAMS_YAML,
     ood: OodSets = None,
+    pi: Shares = None,
+    unseen: UnseenSets = None,
     seed: Seeds = None,
     device: Device = None,
     scratch: Scratch = False,
     assignments: Assignments = None,
     batch_size: Annotated[int | None, override("extract_grads.batch_size", "Images in a pass.")] = None,
 ) -> None:
-    """Take the gradients of ID and wild data."""
-    from salcli.cli.session import Session
-    from salcli.reporting.console import console
-    from salcli.reporting.stage_tables import gradients_table
-    from salcli.stages import extract_grads as stage
+    """Extract features and logits of all samples: the gradients of the last layer, factored."""
+    from salcli.pipeline import extract
+    from salcli.report.tables import extracted_table
 
     flags = {"device": device, "extract_grads.batch_size": batch_size}
-    session = Session.open(
-        params,
-        assignments,
-        flags,
-        reads=("data.id", "numerics", "extract_grads"),
-        ood=ood,
-        seed=seed,
-        scratch=scratch,
-        parallel=True,
-    )
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "unseen": unseen, "seed": seed}
+    session = Session.open("extract-grads", params, assignments, flags, **options, scratch=scratch)
+    wanted = set(ExtractPart) if part is ExtractPart.everything else {part}
     done = []
-    with session.processes():
-        if part is not ExtractPart.wild:
-            for one in session.seeds:
-                done += stage.run_id(session.workspace, session.params, one, session.progress)
-        if part is not ExtractPart.id_data:
-            for experiment in session.experiments():
-                done.append(stage.run_wild(session.workspace, session.params, *experiment, session.progress))
-    console.print(gradients_table(done))
+    if ExtractPart.id_data in wanted:
+        done += session.run(extract.run_id, session.of_seeds)
+    if ExtractPart.wild in wanted:
+        done += session.run(extract.run_wild, session.of_wild_sets)
+    if ExtractPart.unseen in wanted:
+        for name in session.unseen_sets:
+            done += session.run(extract.run_unseen, session.of_wild_sets, unseen=name)
+    results = [result for results in done for result in results]
     next_command = "salcli extract-grads wild" if part is ExtractPart.id_data else "salcli filter"
-    session.finish([result.written for result in done], next_command)
+    session.finish(extracted_table(results), [result.written for result in results], next_command)
 
 
 def filter_(
     params: ParamsFile = PARAMS_YAML,
     ood: OodSets = None,
+    pi: Shares = None,
     seed: Seeds = None,
+    variant: Variants = None,
     device: Device = None,
     scratch: Scratch = False,
     assignments: Assignments = None,
@@ -191,19 +165,13 @@ def filter_(
     svd: Annotated[str | None, override("filter.svd", "class-conditional or class-agnostic.")] = None,
     score: Annotated[
         str | None,
-        override(
-            "filter.score",
-            "sal (τ), gradnorm, msp, odin, mahalanobis, energy, knn, react, dice, ash, vim, or auto: the one that "
-            "finds most, but τ unless another is surely better.",
-        ),
+        override("filter.score", "sal (τ), a post-hoc score (salcli methods lists them), auto, or MODULE:NAME."),
     ] = None,
     n_vectors: Annotated[int | None, override("filter.n_vectors", "Singular vectors to project on.")] = None,
 ) -> None:
     """Separate the candidate outliers from the wild data."""
-    from salcli.cli.session import Session
-    from salcli.reporting.console import console
-    from salcli.reporting.filter_view import filter_view
-    from salcli.stages import filter as stage
+    from salcli.pipeline import filter as stage
+    from salcli.report.tables import filter_view
 
     flags = {
         "device": device,
@@ -213,20 +181,147 @@ def filter_(
         "filter.score": score,
         "filter.n_vectors": n_vectors,
     }
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
+    session = Session.open("filter", params, assignments, flags, **options, scratch=scratch)
+    done = session.run(stage.run, session.experiments)
+    view = filter_view(done, session.params.filter)
+    session.finish(view, [path for one in done for path in one.written], "salcli train-ood")
+
+
+def train_ood(
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    pi: Shares = None,
+    seed: Seeds = None,
+    device: Device = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A variant of SAL or a rival; repeat for several. Default: all.")
+    ] = None,
+    epochs: Annotated[int | None, override("train_ood.epochs", "Passes over the ID training data.")] = None,
+    lr: Annotated[float | None, override("train_ood.lr", "Learning rate at the start.")] = None,
+    loss_weight: Annotated[float | None, override("train_ood.loss_weight", "Weight of the binary loss.")] = None,
+    candidate_id: Annotated[
+        bool | None, override("train_ood.candidate_id", "Let wild samples below the threshold count as ID.")
+    ] = None,
+    review: Annotated[
+        str | None, override("train_ood.review", "A list of candidates that you corrected (salcli review).")
+    ] = None,
+) -> None:
+    """Train with the wild data: SAL's OOD classifier with the candidate outliers, and rivals."""
+    from salcli.methods.base import WildTrained, built_in, find_method, is_custom_method
+    from salcli.pipeline import train_ood as stage
+    from salcli.report.tables import trained_table
+
+    flags = {
+        "device": device,
+        "train_ood.epochs": epochs,
+        "train_ood.lr": lr,
+        "train_ood.loss_weight": loss_weight,
+        "train_ood.candidate_id": candidate_id,
+        "train_ood.review": review,
+    }
+    names, rivals = list(dict.fromkeys(method or [])), built_in(WildTrained)
+    parallel = not names or not all(name in rivals and rivals[name].in_one_process for name in names)  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed}
+    session = Session.open("train-ood", params, assignments, flags, **options, scratch=scratch, parallel=parallel)
+    names = names or [*session.params.variants, *session.params.rivals]
+    done = []
+    for name in names:
+        if name in session.params.variant:
+            done += session.run(stage.run, [one.with_variant(name) for one in session.of_wild_sets])
+            continue
+        if name not in rivals and not is_custom_method(name):
+            raise unknown_name("method", name, [*session.params.variant, *rivals])
+        find_method(name, WildTrained)
+        done += session.run(stage.run, session.of_wild_sets, rival=name)
+    session.finish(trained_table(done), [path for one in done for path in one.written], "salcli evaluate")
+
+
+def train_encoder(
+    params: ParamsFile = PARAMS_YAML,
+    seed: Seeds = None,
+    device: Device = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+    encoder: Annotated[
+        list[str] | None, typer.Option(help="A method such as knn-plus or csi. Default: those of `encoders`.")
+    ] = None,
+) -> None:
+    """Train rivals' networks from scratch on the ID data."""
+    from salcli.methods.base import IdTrained, find_method
+    from salcli.pipeline import train_ood as stage
+    from salcli.report.tables import trained_table
+
+    flags = {"device": device}
+    session = Session.open("train-encoder", params, assignments, flags, seed=seed, scratch=scratch, parallel=False)
+    names = list(dict.fromkeys(encoder or session.params.encoders))
+    if not names:
+        raise UsageMistakeError("there is nothing to train: encoders is empty; name one there, or with --encoder")
+    for name in names:
+        find_method(name, IdTrained)
+    done = [one for name in names for one in session.run(stage.run_encoder, session.of_seeds, encoder=name)]
+    session.finish(trained_table(done), [path for one in done for path in one.written], "salcli evaluate")
+
+
+def evaluate(
+    part: Annotated[
+        EvaluatePart, typer.Argument(help="On the OOD set of the wild data, or on those of data.test_ood.")
+    ] = EvaluatePart.everything,
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    pi: Shares = None,
+    seed: Seeds = None,
+    device: Device = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+    unseen: UnseenSets = None,
+    method: Annotated[list[str] | None, override("evaluate.methods", "Method; repeat for several.")] = None,
+) -> None:
+    """Score the test sets with every method: FPR95, AUROC, AUPR, accuracy."""
+    from salcli.pipeline import evaluate as stage
+    from salcli.report.console import console
+    from salcli.report.results import Results, results_view
+
+    flags = {"device": device, "evaluate.methods": method or None}
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "unseen": unseen}
+    session = Session.open("evaluate", params, assignments, flags, **options, scratch=scratch)
+    tests = [""] if part is not EvaluatePart.unseen else []
+    tests += session.unseen_sets if part is not EvaluatePart.own else []
+    if not tests:
+        raise UsageMistakeError(
+            "there is nothing to test on: data.test_ood is empty; name a set there, or with --unseen"
+        )
+    done = [one for name in tests for one in session.run(stage.run, session.of_wild_sets, unseen=name)]
+    written = [path for one in done for path in one.written]
+    view = results_view(Results.read([one.written[1] for one in done]), console.width)
+    session.finish(view, written, "salcli table")
+
+
+def detector(
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    pi: Shares = None,
+    seed: Seeds = None,
+    variant: Variants = None,
+    device: Device = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+) -> None:
+    """Put SAL's OOD classifier and its calibration scores into one file, for `predict` and `export`."""
+    import os
+    from shlex import quote
+
+    from salcli.detector import stage
+    from salcli.report.tables import detector_table
+
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
     session = Session.open(
-        params,
-        assignments,
-        flags,
-        reads=("filter", *FILTER_ALSO_READS),
-        ood=ood,
-        seed=seed,
-        scratch=scratch,
-        parallel=True,
+        "detector", params, assignments, {"device": device}, **options, scratch=scratch, parallel=False
     )
-    with session.processes():
-        done = [
-            stage.run(session.workspace, session.params, *experiment, session.progress)
-            for experiment in session.experiments()
-        ]
-    console.print(filter_view(done, session.params.filter))
-    session.finish([path for result in done for path in result.written], "salcli train-ood")
+    done = session.run(stage.run, session.experiments)
+    written = [path for one in done for path in one.written]
+    session.finish(detector_table(done), written)
+    if "DVC_STAGE" not in os.environ:
+        say(f"next: salcli predict --detector {quote(str(written[0]))} FOLDER", "dim")

@@ -1,1 +1,1 @@
-"""Data sets, their splits, and the wild mixture."""
+"""Data sets: the catalogue, readers, decoding, splits and downloads."""

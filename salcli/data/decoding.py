@@ -1,37 +1,48 @@
-"""A data set as arrays of one shape, block by block, so that it may be larger than the memory."""
+"""From image files of any kind to arrays of one shape, block by block, so that a set may be larger than the memory.
 
-from __future__ import annotations
+`decode` makes the arrays, `look` only describes a set: sizes, channels, and which files cannot be read.
+"""
 
 import os
 import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from salcli.data.pictures import BadPictureError, fit_array, read_picture
-from salcli.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from salcli.data.image_set import Source
-    from salcli.progress import Task
+from salcli.data.folders import file_size
+from salcli.data.samples import Fit, Source
+from salcli.errors import DataError, printable
+from salcli.progress import Task
 
 BLOCK_BYTES = 2**25
 MOST_IN_BLOCK = 1024
 MOST_THREADS = 16
+MOST_LOOKED_AT = 20_000  # files; larger sets are sampled at equal distances
+MOST_DECODED = 1 << 27  # bytes; of larger sets, `look` reads only the headers
+# What PIL's plug-ins raise for broken files, besides its own two errors
+BROKEN = (
+    OSError, SyntaxError, ValueError, TypeError, IndexError, EOFError, OverflowError, MemoryError, ArithmeticError,
+)  # fmt: skip
+SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+GRAY = ("1", "L", "LA", "La", "I", *SIXTEEN_BITS)
+
+T = TypeVar("T")
+
+
+# --- a whole set
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What every image is brought to."""
+    """The shape that every image is brought to."""
 
     channels: int
     size: int  # height and width
@@ -44,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Block:
-    """Some decoded images, where they stood in the source, and the files that gave none, with the reason."""
+    """Some decoded images, their index in the source, and the files that could not be decoded, with the reason."""
 
     images: NDArray[Any]  # b, C, H, W
     index: NDArray[np.int64]  # b
@@ -53,67 +64,205 @@ class Block:
 
 def dtype_of(source: Source) -> np.dtype[Any]:
     """Points in the plane are float32, images are uint8."""
-    return source.pictures.dtype if isinstance(source.pictures, np.ndarray) else np.dtype(np.uint8)
+    return np.dtype(np.uint8) if source.array is None else source.array.dtype
 
 
 def check_shape(name: str, source: Source, shape: Shape) -> None:
     """Points cannot be resized, and no image has two channels."""
     is_points = dtype_of(source) != np.uint8
-    if is_points and isinstance(source.pictures, np.ndarray) and source.pictures.shape[1:] != shape.axes:
+    if is_points and source.array is not None and source.array.shape[1:] != shape.axes:
         raise DataError(f"{name} holds points in the plane; set data.image_size to 1 and data.channels to 2")
     if not is_points and shape.channels == 2:
         raise DataError(f"{name} holds images, but data.channels is 2, which is for points; set it to 1 or 3")
 
 
 def decode(source: Source, shape: Shape, task: Task, *, skip_bad: bool) -> Generator[Block]:
-    """The whole set in order. A bad image is an error, or is left out."""
-    n_bytes = int(np.prod(shape.axes))
-    step = min(MOST_IN_BLOCK, max(1, BLOCK_BYTES // n_bytes))
-    cuts = [*range(0, len(source), step), len(source)]
-    # Threads share the filters of warnings, so they are set once, around all of them. Other warnings of PIL are about
-    # oddities of files that were read all the same.
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        for start, stop in pairwise(cuts):
-            if isinstance(source.pictures, np.ndarray):
-                block = _from_array(source.pictures[start:stop], source, shape, pool)
+    """The whole set in order. An image that cannot be decoded is an error, or is skipped."""
+    step = min(MOST_IN_BLOCK, max(1, BLOCK_BYTES // int(np.prod(shape.axes))))
+    with _decoding_threads() as pool:
+        for start, stop in pairwise([*range(0, len(source), step), len(source)]):
+            if source.array is not None:
+                block = _from_array(source.array[start:stop], shape, source.fit, pool)
             else:
-                block = _from_files(source.pictures[start:stop], source, shape, pool)
+                block = _from_files(source.files[start:stop], shape, source.fit, pool)
             if block.bad and not skip_bad:
                 path, reason = block.bad[0]
                 raise DataError(
-                    f"{printable(path)} cannot be decoded: {reason}; replace or remove it, or leave such files out "
+                    f"{printable(path)} cannot be decoded: {reason}; replace or remove it, or skip such files "
                     "with data.on_bad_image: skip"
                 )
             task.advance(stop - start)
             yield Block(block.images, block.index + start, block.bad)
 
 
-def printable(path: Path) -> str:
-    """A file's name need not be text; what is none in it is shown as �."""
-    return os.fsencode(path).decode(errors="replace")
+@contextmanager
+def _decoding_threads() -> Iterator[ThreadPoolExecutor]:
+    # Threads share the warning filters, so they are set once, around all threads. PIL's other warnings are about odd
+    # files that it reads anyway.
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield pool
 
 
-def _from_array(images: NDArray[Any], source: Source, shape: Shape, pool: ThreadPoolExecutor) -> Block:
+def _from_array(images: NDArray[Any], shape: Shape, fit: Fit, pool: ThreadPoolExecutor) -> Block:
     index = np.arange(len(images))
     if images.shape[1:] == shape.axes:
         return Block(np.ascontiguousarray(images), index)
-    fitted = list(pool.map(lambda image: fit_array(image, shape.size, shape.channels, source.fit), images))
-    return Block(np.stack(fitted), index)
+    return Block(
+        np.stack(list(pool.map(lambda image: fit_array(image, shape.size, shape.channels, fit), images))), index
+    )
 
 
-def _from_files(files: Sequence[Path], source: Source, shape: Shape, pool: ThreadPoolExecutor) -> Block:
-    def read(path: Path) -> NDArray[np.uint8] | str:
+def _from_files(files: Sequence[Path], shape: Shape, fit: Fit, pool: ThreadPoolExecutor) -> Block:
+    results = list(pool.map(_or_reason(lambda path: read_picture(path, shape.size, shape.channels, fit)), files))
+    good = [i for i, result in enumerate(results) if not isinstance(result, str)]
+    images = np.empty((len(good), *shape.axes), np.uint8)
+    for row, i in enumerate(good):
+        images[row] = results[i]
+    bad = tuple((path, result) for path, result in zip(files, results, strict=True) if isinstance(result, str))
+    return Block(images, np.array(good, dtype=np.int64), bad)
+
+
+def _or_reason(read: Callable[[Path], T]) -> Callable[[Path], T | str]:
+    """The same function, but it returns the reason where a file cannot be read."""
+
+    def attempt(path: Path) -> T | str:
         try:
-            return read_picture(path, shape.size, shape.channels, source.fit)
+            return read(path)
         except BadPictureError as error:
             return str(error)
 
-    results = list(pool.map(read, files))
-    images = np.empty((len(files), *shape.axes), np.uint8)
-    good = [i for i, result in enumerate(results) if not isinstance(result, str)]
-    for place, i in enumerate(good):
-        images[place] = results[i]
-    bad = tuple((path, result) for path, result in zip(files, results, strict=True) if isinstance(result, str))
-    return Block(images[: len(good)], np.array(good, dtype=np.int64), bad)
+    return attempt
+
+
+# --- one picture
+
+
+class BadPictureError(Exception):
+    """A file that cannot be decoded; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class PictureFacts:
+    """What a file says about its picture."""
+
+    width: int
+    height: int
+    is_gray: bool
+
+
+def read_picture(path: Path, size: int, channels: int, fit: Fit) -> NDArray[np.uint8]:
+    """Decode one file to C, H, W. The caller turns PIL's warning about decompression bombs into an error."""
+    with _opened(path) as image:
+        return fit_picture(plain(image), size, channels, fit)
+
+
+def picture_facts(path: Path, *, decode: bool) -> PictureFacts:
+    """Read the header, and with `decode` check that the rest can be decoded."""
+    with _opened(path) as image:
+        if decode:
+            plain(image).load()
+        return PictureFacts(*image.size, is_gray=image.mode in GRAY)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Any error while the picture is open becomes a BadPictureError."""
+    try:
+        if not path.is_file() and path.exists():  # opening a pipe would wait for a writer
+            raise BadPictureError("it is not a regular file")
+        with Image.open(path) as image:
+            yield image
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        limit = f"{Image.MAX_IMAGE_PIXELS or 0:,}"
+        raise BadPictureError(f"it has more than {limit} pixels, which could fill the memory") from None
+    except UnidentifiedImageError:
+        reason = "it is empty" if path.stat().st_size == 0 else "it is not an image of a known format"
+        raise BadPictureError(reason) from None
+    except BROKEN as error:
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise BadPictureError(text[0].lower() + text[1:]) from None
+
+
+def fit_picture(image: Image.Image, size: int, channels: int, fit: Fit) -> NDArray[np.uint8]:
+    """Shorter side to `size`, then the square in the middle, as torchvision's Resize and CenterCrop do it.
+
+    A picture of that size is left as it is. With `fit="crop"`, only pictures that are too small are resized.
+    """
+    image = image.convert("L" if channels == 1 else "RGB")
+    shorter = min(image.size)
+    if shorter != size and (fit == "resize" or shorter < size):
+        width, height = (size if side == shorter else int(size * side / shorter) for side in image.size)
+        if Image.MAX_IMAGE_PIXELS and width * height > Image.MAX_IMAGE_PIXELS:
+            raise ValueError(f"its sides are too unequal to resize it: {image.width} × {image.height} pixels")
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    if image.size != (size, size):
+        left, top = (round((side - size) / 2) for side in image.size)
+        image = image.crop((left, top, left + size, top + size))
+    pixels: NDArray[np.uint8] = np.asarray(image)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def fit_array(pixels: NDArray[np.uint8], size: int, channels: int, fit: Fit) -> NDArray[np.uint8]:
+    """`fit_picture` for an array C, H, W."""
+    plane = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
+    return fit_picture(Image.fromarray(np.ascontiguousarray(plane)), size, channels, fit)
+
+
+def plain(image: Image.Image) -> Image.Image:
+    """Upright, in 8 bits, without transparency."""
+    has_16_bits = image.mode in SIXTEEN_BITS or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    image = ImageOps.exif_transpose(image)
+    if has_16_bits:  # 65535 → 255; PIL would clip everything above 255
+        return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its values have 32 bits ({image.mode}) and no known white; store it with 8 or 16 bits")
+    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
+        # Dropping alpha would reveal hidden pixels. Black is also what crops are padded with.
+        background = Image.new("RGBA", image.size, (0, 0, 0, 255))
+        return Image.alpha_composite(background, image.convert("RGBA"))
+    return image
+
+
+# --- a look at a set before it is decoded
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the pictures of a set are like."""
+
+    n_looked_at: int
+    was_decoded: bool  # if not, a truncated file still counts as good
+    smallest: tuple[int, int]  # width and height, by the shorter side
+    largest: tuple[int, int]
+    median_side: int  # of the shorter sides
+    is_gray: bool  # all of them
+    bad: tuple[tuple[Path, str], ...]
+
+
+def look(source: Source, task: Task) -> Look:
+    """Read what is needed to describe the set."""
+    if source.array is not None:
+        task.advance(len(source))
+        _, channels, height, width = source.array.shape
+        return Look(len(source), True, (width, height), (width, height), min(width, height), channels == 1, ())
+    chosen = [source.files[i] for i in np.unique(np.linspace(0, len(source) - 1, MOST_LOOKED_AT).astype(int))]
+    decode = sum(file_size(path) for path in chosen) <= MOST_DECODED
+    seen: list[PictureFacts | str] = []
+    with _decoding_threads() as pool:
+        for found in pool.map(_or_reason(lambda path: picture_facts(path, decode=decode)), chosen):
+            seen.append(found)
+            task.advance(1)
+    bad = tuple((path, fact) for path, fact in zip(chosen, seen, strict=True) if isinstance(fact, str))
+    good = [fact for fact in seen if isinstance(fact, PictureFacts)]
+    sizes = sorted(((fact.width, fact.height) for fact in good), key=min) or [(0, 0)]
+    return Look(
+        n_looked_at=len(chosen),
+        was_decoded=decode,
+        smallest=sizes[0],
+        largest=sizes[-1],
+        median_side=min(sizes[len(sizes) // 2]),
+        is_gray=bool(good) and all(fact.is_gray for fact in good),
+        bad=bad,
+    )

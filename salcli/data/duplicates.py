@@ -1,34 +1,26 @@
-"""The same picture twice: by its pixels once it is decoded, by the bytes of its file before."""
-
-from __future__ import annotations
+"""Duplicate images: by pixels once they are decoded, by the bytes of their files before."""
 
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from salcli.progress import Silent
+from salcli.data.folders import file_size
+from salcli.progress import Silent, Task
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from salcli.progress import Task
-
-    Digests = NDArray[np.void]  # n, 16 bytes each
-
+Digests = NDArray[np.void]  # n, 16 bytes each
 BYTES = 16
 AT_ONCE = 1024
 SILENT = Silent()
 
 
 def pixel_digests(images: NDArray[np.generic], rows: NDArray[np.int64] | None = None, task: Task = SILENT) -> Digests:
-    """One for each image (n, C, H, W), or for some rows; equal pixels have equal digests."""
+    """One digest for each image (n, C, H, W), or for some rows; equal pixels have equal digests."""
     index = np.arange(len(images)) if rows is None else rows
     digests = []
     for start in range(0, len(index), AT_ONCE):
@@ -39,31 +31,31 @@ def pixel_digests(images: NDArray[np.generic], rows: NDArray[np.int64] | None = 
 
 
 def first_of_each(digests: Digests) -> NDArray[np.int64]:
-    """The places of all images but those that an earlier one equals, in order."""
+    """The index of each image that equals no earlier one, in order."""
     return np.sort(np.unique(digests, return_index=True)[1])
 
 
 def not_in(
     known: NDArray[np.generic], images: NDArray[np.generic], task: Task = SILENT, *, each_once: bool
 ) -> NDArray[np.int64]:
-    """The places of images that are not among the known ones; of several that are equal the first, or all."""
+    """The index of each image that is not among the known ones; of equal images the first, or all of them."""
     own, others = pixel_digests(images, task=task), pixel_digests(known, task=task)
     new = np.flatnonzero(~np.isin(own, others))
     return new[first_of_each(own[new])] if each_once else new
 
 
 def file_digests(files: Sequence[Path], task: Task) -> list[bytes]:
-    """One for each file; files of equal bytes have equal ones. One whose size no other has is not read: it gets b""."""
-    sizes = [_size(path) for path in files]
+    """One digest for each file; files of equal bytes have equal digests. A file of unique size is not read: b""."""
+    sizes = [file_size(path) for path in files]
     count = Counter(sizes)
 
-    def digest(place: int) -> bytes:
-        if sizes[place] < 1 or count[sizes[place]] == 1:
+    def digest(i: int) -> bytes:
+        if sizes[i] < 1 or count[sizes[i]] == 1:
             return b""
         try:
-            with files[place].open("rb") as file:
+            with files[i].open("rb") as file:
                 return hashlib.file_digest(file, "sha256").digest()
-        except OSError:  # it is counted among those that cannot be read
+        except OSError:  # `look` reports it
             return b""
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
@@ -72,10 +64,3 @@ def file_digests(files: Sequence[Path], task: Task) -> list[bytes]:
             digests.append(found)
             task.advance(1)
         return digests
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except (OSError, ValueError):
-        return -1

@@ -1,18 +1,13 @@
-"""Who goes where: disjoint parts of the ID and OOD data, and the wild mixture. Index arrays only."""
+"""Splits: disjoint parts of the ID and OOD data, and the wild mixture. Index arrays only."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from salcli.errors import DataError
-from salcli.seeding import generator
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from salcli.sal.seeding import generator
 
 Index = NDArray[np.int64]
 

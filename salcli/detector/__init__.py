@@ -1,1 +1,1 @@
-"""Predictions for new images, from a detector file alone: neither the data nor DVC are needed."""
+"""Predictions for new images from one detector file: neither the training data nor DVC are needed."""

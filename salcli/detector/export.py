@@ -1,33 +1,30 @@
-"""The detector for other programs: ONNX or torch.export, compared with the network before it is put in place."""
+"""Export for other programs: ONNX or torch.export, compared with the network before the file is put in place."""
 
-from __future__ import annotations
-
+import copy
 import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from salcli.artifacts.atomic import atomic_path
-from salcli.detector.graph import INPUT, OUTPUTS, DetectorGraph, description, random_images
+from salcli.detector.detector import Detector
+from salcli.detector.images import ImageFormat
 from salcli.errors import ModelError, StorageError, UsageMistakeError
+from salcli.store.files import atomic_path
 
-if TYPE_CHECKING:
-    from salcli.artifacts.detector import ImageFormat
-    from salcli.detector.detector import Detector
-
+INPUT = "images"
+OUTPUTS = ("logits", "score", "is_ood", "p_value")
 TOLERANCE = 1e-4  # of logits and scores; relative where they are larger than 1
 BATCH_SIZES = (1, 2, 7, 16)
 NEEDED_FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
-METADATA = "salcli"  # the name of the entry that holds the description
+METADATA = "salcli"  # the metadata entry that holds the description
 BATCH = {0: torch.export.Dim("batch")}
 
-Write = Callable[[DetectorGraph, Tensor, str, Path], None]
 Run = Callable[[Tensor], list[Tensor]]
 
 
@@ -39,35 +36,97 @@ class Exported:
     largest_difference: float  # of a logit or score
 
 
+class DetectorGraph(nn.Module):
+    """Images (n, C, H, W) to the OUTPUTS: class logits, OOD score, decision, p-value. Normalisation is inside."""
+
+    calibration: Tensor
+    threshold: Tensor
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        # a copy, with weights in the memory order of an export, not in the one that makes convolutions fast
+        self.scorer = copy.deepcopy(detector.scorer).cpu().to(memory_format=torch.contiguous_format)
+        self.register_buffer("calibration", torch.from_numpy(detector.calibration.copy()))
+        self.register_buffer("threshold", torch.tensor(detector.threshold, dtype=torch.float32))
+        self.eval()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        logits, score = self.scorer(images)
+        n_at_most = (self.calibration <= score[:, None]).sum(1)
+        p_value = (1 + n_at_most).to(torch.float32) / (len(self.calibration) + 1)
+        return logits, score, ~(score >= self.threshold), p_value
+
+
 def export(detector: Detector, path: Path, to: str) -> Exported:
-    """Write the file. If it does not compute what the network does, nothing is left."""
+    """Write the file as `to` says, a key of FORMATS. If it does not compute what the network does, nothing is left."""
     missing = [name for name in NEEDED_FOR_ONNX if to == "onnx" and find_spec(name) is None]
     if missing:
         raise UsageMistakeError(f"ONNX needs {', '.join(missing)}; install it with: pip install 'salcli[onnx]'")
     if path.is_dir():
         raise StorageError(f"{path} is a folder; name a file in it")
     write, load = FORMATS[to]
-    graph, wanted = DetectorGraph(detector), detector.stored.images
+    graph, wanted = DetectorGraph(detector), detector.image_format
     text = json.dumps(description(detector), sort_keys=True)
     with atomic_path(path) as partial, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporters' own affairs
+        warnings.simplefilter("ignore")  # the exporters warn about their own internals
         try:
-            # one of its own: an exporter may leave a network that keeps state in another one
+            # another graph than the one to compare with: tracing may change the state of a custom network
             write(DetectorGraph(detector), random_images(2, wanted, seed=0), text, partial)
-        except Exception as error:  # a network of somebody's own may fail in any way
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise ModelError(f"{graph.network.spec.backbone} cannot be exported to {to}: {reason}") from error
+        except Exception as error:  # a custom network may fail in any way
+            raise ModelError(f"{graph.scorer.spec.backbone} cannot be exported to {to}: {_reason(error)}") from error
         try:
             return _compare(graph, load(partial), wanted, to)
         except ModelError:
             raise
-        except Exception as error:  # of the other program, which may know less than the exporter
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise ModelError(f"the exported graph ({to}) does not run: {reason}; nothing was written") from error
+        except Exception as error:  # the other program may support less than the exporter
+            raise ModelError(
+                f"the exported graph ({to}) does not run: {_reason(error)}; nothing was written"
+            ) from error
+
+
+def description(detector: Detector) -> dict[str, Any]:
+    """What a program must know to feed the graph: written into the exported file."""
+    wanted = detector.image_format
+    is_picture = wanted.dtype == "uint8"
+    resize = (
+        "shorter side to `size`, bilinear with antialiasing as Pillow does it, then " if wanted.fit == "resize" else ""
+    )
+    return {
+        "input": {
+            "name": INPUT,
+            "axes": "batch, channels, height, width",
+            "channels": {1: "gray", 3: "RGB"}.get(wanted.channels, "coordinates"),
+            "size": wanted.size,
+            "dtype": wanted.dtype,
+            "range": [0, 255] if is_picture else None,
+            "fit": f"{resize}the square in the middle" if is_picture else None,
+            "orientation": "upright, as EXIF says; transparent pixels on black" if is_picture else None,
+            "normalisation": "inside the graph",
+        },
+        "outputs": {
+            "logits": "of the classes, before softmax",
+            "score": "OOD score, higher = more like ID data",
+            "is_ood": "whether the score is below the threshold",
+            "p_value": "conformal, against the calibration scores",
+        },
+        "class_names": detector.class_names,
+        "id_quantile": detector.id_quantile,
+        "threshold": detector.threshold,
+        "n_calibration": len(detector.calibration),
+        "provenance": dict(detector.provenance),
+    }
+
+
+def random_images(n: int, wanted: ImageFormat, seed: int) -> Tensor:
+    """A batch of the shape and type that the detector takes."""
+    generator, axes = torch.Generator().manual_seed(seed), (n, wanted.channels, wanted.size, wanted.size)
+    if wanted.dtype == "uint8":
+        return torch.randint(0, 256, axes, dtype=torch.uint8, generator=generator)
+    return torch.randn(axes, generator=generator)
 
 
 def _compare(graph: DetectorGraph, run: Run, wanted: ImageFormat, to: str) -> Exported:
-    """Several batch sizes: a graph that only knows the size it was traced with would pass with one."""
+    """Several batch sizes: with one, a graph that is fixed to the size it was traced with would pass."""
     largest = 0.0
     for n in BATCH_SIZES:
         images = random_images(n, wanted, seed=n)
@@ -76,7 +135,9 @@ def _compare(graph: DetectorGraph, run: Run, wanted: ImageFormat, to: str) -> Ex
         logits, score, is_ood, p_value = found = run(images)
         if [one.shape for one in found] != [one.shape for one in expected]:
             raise ModelError(f"the exported graph ({to}) does not take batches of {n}; nothing was written")
-        if not torch.equal(is_ood, ~(score >= graph.threshold)) or not _is_p_value(graph, score, p_value):
+        n_at_most = torch.searchsorted(graph.calibration, score, right=True)
+        has_p_values = torch.allclose(p_value, (1 + n_at_most) / (len(graph.calibration) + 1), atol=1e-6)
+        if not torch.equal(is_ood, ~(score >= graph.threshold)) or not has_p_values:
             raise ModelError(f"the exported graph ({to}) does not decide as the detector does; nothing was written")
         for ours, theirs in ((expected[0], logits), (expected[1], score)):
             difference = float(((ours - theirs).abs() / ours.abs().clamp(min=1)).max())
@@ -89,9 +150,8 @@ def _compare(graph: DetectorGraph, run: Run, wanted: ImageFormat, to: str) -> Ex
     return Exported(BATCH_SIZES, largest)
 
 
-def _is_p_value(graph: DetectorGraph, score: Tensor, p_value: Tensor) -> bool:
-    n_at_most = torch.searchsorted(graph.calibration, score, right=True)
-    return torch.allclose(p_value, (1 + n_at_most) / (len(graph.calibration) + 1), atol=1e-6)
+def _reason(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _write_onnx(graph: DetectorGraph, example: Tensor, text: str, path: Path) -> None:
@@ -110,20 +170,15 @@ def _write_onnx(graph: DetectorGraph, example: Tensor, text: str, path: Path) ->
 
 
 def _load_onnx(path: Path) -> Run:
-    import onnxruntime
+    import onnxruntime  # an extra
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-
-    def run(images: Tensor) -> list[Tensor]:
-        found: list[Any] = session.run(list(OUTPUTS), {INPUT: images.numpy()})
-        return [torch.from_numpy(one) for one in found]
-
-    return run
+    return lambda images: [torch.from_numpy(one) for one in session.run(list(OUTPUTS), {INPUT: images.numpy()})]
 
 
 def _write_torch_export(graph: DetectorGraph, example: Tensor, text: str, path: Path) -> None:
     program = torch.export.export(graph, (example,), dynamic_shapes=(BATCH,))
-    with path.open("wb") as file:  # by name it would insist on a suffix
+    with path.open("wb") as file:  # given a name, it would insist on a suffix
         torch.export.save(program, file, extra_files={METADATA: text})
 
 
@@ -138,7 +193,7 @@ def _load_torch_export(path: Path) -> Run:
     return run
 
 
-FORMATS: dict[str, tuple[Write, Callable[[Path], Run]]] = {
+FORMATS: dict[str, tuple[Callable[[DetectorGraph, Tensor, str, Path], None], Callable[[Path], Run]]] = {
     "onnx": (_write_onnx, _load_onnx),
     "torch-export": (_write_torch_export, _load_torch_export),
 }

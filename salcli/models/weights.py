@@ -1,30 +1,35 @@
-"""Given weights into a network: published checkpoints, one's own, or salcli's."""
+"""Loading weights into a network: published checkpoints, the user's or salcli's. Nothing in a file is executed."""
 
-from __future__ import annotations
-
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from salcli.errors import WeightsError
-from salcli.models.backbone_names import timm_name
-from salcli.models.weights_file import read_state_dict
-from salcli.models.weights_names import BACKBONE, HEAD, OOD_HEAD, our_names
+from salcli.models.backbones import Backbone, timm_name
+from salcli.models.network import Classifier
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+Given = dict[str, tuple[str, Tensor]]  # our name → name in the file, tensor
 
-    from torch import Tensor
-
-    from salcli.models.network import Classifier
-
-Given = dict[str, tuple[str, "Tensor"]]  # our name → name in the file, tensor
-
-N_SHOWN = 8
+HEAD, OOD_HEAD, BACKBONE = "head.", "ood_head.", "backbone."
+# What wrappers around a network put before its names: DataParallel, torch.compile, training programs, salcli.
+PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "net.", "network.")
+# Where training programs keep the state dict; trained weights come before their moving average.
+WRAPPERS = (
+    "state_dict", "model_state_dict", "model_state", "model", "net_state_dict", "net", "network",
+    "state_dict_ema", "model_ema", "ema_state_dict", "ema", "weights", "params",
+)  # fmt: skip
 COUNTER = "num_batches_tracked"  # old files lack it, and nothing here reads it
 NOT_WEIGHTS = ("n_averaged",)  # how many networks a moving average is of
+N_SHOWN = 8  # names of a kind in a message
+SAVE_ALONE = "save the weights alone: torch.save(network.state_dict(), path)"
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class WeightsReport:
     n_loaded: int  # tensors
     head_was_loaded: bool
     ood_head_was_loaded: bool
-    ignored: tuple[str, ...]  # names in the file that have no use here, such as heads for training alone
+    ignored: tuple[str, ...]  # names in the file that have no use here, such as auxiliary heads
 
 
 def load_weights(network: Classifier, path: Path) -> WeightsReport:
@@ -50,8 +55,64 @@ def load_weights(network: Classifier, path: Path) -> WeightsReport:
     return WeightsReport(len(given), f"{HEAD}weight" in given, f"{OOD_HEAD}weight" in given, tuple(ignored))
 
 
+# --- reading files
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Name → tensor, from .safetensors or else from a file of torch.save."""
+    if not path.is_file():
+        what = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise WeightsError(f"{path} {what}; give the path of a .safetensors, .pt or .pth file")
+    if path.suffix != ".safetensors":
+        return _unwrap(path, _read_pickle(path))
+    try:
+        return _unwrap(path, load_file(path))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise WeightsError(f"{path} is damaged or not a safetensors file ({error}); get it again") from None
+
+
+def _read_pickle(path: Path) -> Any:
+    try:
+        with warnings.catch_warnings():  # torch warns of old formats, but reads or refuses them all the same
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged bytes can raise anything
+        wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if wanted:
+            raise WeightsError(
+                f"{path} holds more than tensors: it asks for {wanted[1]}, and salcli runs no code from files; "
+                f"if you trust its source, {SAVE_ALONE}"
+            ) from None
+        # torch's own message starts with the advice to run the code after all
+        reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().split("\n")[0][:200]
+        raise WeightsError(
+            f"{path} is damaged or not a file of torch.save ({reason or type(error).__name__}); "
+            f"get it again, or {SAVE_ALONE}"
+        ) from None
+
+
+def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
+    """The innermost mapping that holds tensors and nothing else."""
+    while isinstance(content, Mapping) and content:
+        if all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()):
+            return dict(content)
+        inner = [content[name] for name in WRAPPERS if isinstance(content.get(name), Mapping) and content[name]]
+        if not inner:
+            names = ", ".join(str(name) for name in list(content)[:8])
+            raise WeightsError(
+                f"{path} holds no state dict under a name that salcli knows, but {names}; "
+                f"{SAVE_ALONE}, or put them under state_dict"
+            )
+        content = inner[0]
+    what = "is empty" if isinstance(content, Mapping) else f"holds a {type(content).__name__}, not a state dict"
+    raise WeightsError(f"{path} {what}; {SAVE_ALONE}")
+
+
+# --- translating names
+
+
 def _for_network(network: Classifier, state: dict[str, Tensor]) -> tuple[Given, list[str]]:
-    """The tensors by our names, and the names that are of no use."""
+    """The tensors by our names, and the names in the file that have no use."""
     expected = network.state_dict()
     start = BACKBONE + network.backbone.weights_prefix
     body = [name.removeprefix(start) for name in expected if name.startswith(start)]
@@ -68,12 +129,53 @@ def _for_network(network: Classifier, state: dict[str, Tensor]) -> tuple[Given, 
     return useful, [name for name in state if name not in kept]
 
 
+def our_names(names: Iterable[str], backbone: Backbone, body: Iterable[str]) -> dict[str, str]:
+    """Name in the file → name in a Classifier; `body` are the backbone's own names, as published."""
+    known = set(body)
+    heads = {f"{name}.{part}" for name in backbone.head_names for part in ("weight", "bias")}
+    plain = _without_prefixes(list(names), [*PREFIXES, *filter(None, [backbone.weights_prefix])], known | heads)
+    others = set(plain.values()) - known
+    # the last linear layer in the file; our own name for it first
+    candidates = (HEAD.rstrip("."), *backbone.head_names)
+    head = next((name for name in candidates if {f"{name}.weight", f"{name}.bias"} & others), None)
+    renamed = {}
+    for name, short in plain.items():
+        if head is not None and short.startswith(f"{head}."):
+            renamed[name] = HEAD + short.removeprefix(f"{head}.")
+        elif short.startswith(OOD_HEAD):
+            renamed[name] = short
+        else:
+            renamed[name] = BACKBONE + backbone.weights_prefix + short
+    return renamed
+
+
+def _without_prefixes(names: list[str], prefixes: list[str], known: set[str]) -> dict[str, str]:
+    """Strip each name separately, since a head is often outside of what holds the rest. Never make two names one."""
+
+    def strip(name: str) -> str:
+        while name not in known and (found := [prefix for prefix in prefixes if name.startswith(prefix)]):
+            name = name.removeprefix(found[0])
+        return name
+
+    short = {name: strip(name) for name in names}
+    if len(set(short.values())) == len(names):
+        return short
+    # two networks in one file, such as student and teacher: only what all names share can go
+    short = {name: name for name in names}
+    while shared := [prefix for prefix in prefixes if all(name.startswith(prefix) for name in short.values())]:
+        short = {name: kept.removeprefix(shared[0]) for name, kept in short.items()}
+    return short
+
+
 def _drop_foreign_head(network: Classifier, given: Given) -> list[str]:
-    """timm's weights are mostly for other classes: what they are good for is the rest. The head's names in the file."""
+    """Drop a head for another number of classes, as timm's weights mostly have. Returns its names in the file."""
     head = given.get(f"{HEAD}weight")
     if head is None or head[1].shape[:1] == (network.spec.n_classes,):
         return []
     return [given.pop(ours)[0] for ours in (f"{HEAD}weight", f"{HEAD}bias") if ours in given]
+
+
+# --- checks
 
 
 def _check_names_and_shapes(network: Classifier, path: Path, given: Given) -> None:
@@ -104,7 +206,7 @@ def _check_names_and_shapes(network: Classifier, path: Path, given: Given) -> No
 
 
 def _check_classes(network: Classifier, path: Path, name: str, head: Tensor) -> None:
-    """The most common misfit, and one with a cure of its own."""
+    """The most common misfit has a message with its own fix."""
     n_classes = network.spec.n_classes
     if head.ndim == 2 and len(head) != n_classes and head.shape[1] == network.n_features:
         layer = name.removesuffix("weight")
@@ -127,9 +229,9 @@ def _check_numbers(network: Classifier, path: Path, given: Given) -> None:
 
 
 def _unusable(tensor: Tensor, wanted: Tensor) -> str:
-    """Why a tensor of the right shape cannot be copied, or nothing."""
+    """Why a tensor of the right shape cannot be copied, or ""."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        return "holds no plain numbers"
+        return "is not a dense tensor of numbers"
     if tensor.is_floating_point() != wanted.is_floating_point():
         return f"is of type {str(tensor.dtype).removeprefix('torch.')}"
     return "" if tensor.isfinite().all() else "holds NaN or infinity"

@@ -3,25 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 
 def last_layer_residual(logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """d loss / d logits of cross-entropy: softmax − one-hot.
+    """Gradient of cross-entropy w.r.t. the logits: softmax minus one-hot.
 
-    The gradient of the last layer's weight is its outer product with the feature, so this and the
-    feature are all that has to be stored. Computed in float64, because p − 1 of a confident
-    prediction would be rounded to zero in float32.
+    The gradient of the last layer's weight is its outer product with the feature. Computed in float64, because p − 1 of
+    a confident prediction would be rounded to zero in float32.
     """
     residual = logits.double().softmax(dim=1)  # n, K
     residual[torch.arange(len(labels), device=labels.device), labels] -= 1
     return residual.to(logits.dtype)
+
+
+@dataclass(frozen=True)
+class Representation:
+    """What a network says of n samples: features, logits, and their labels. All that gradients and scores need."""
+
+    feature: Float[Tensor, "n d"]
+    logits: Float[Tensor, "n k"]
+    label: Int[Tensor, " n"]
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def predicted(self) -> Int[Tensor, " n"]:
+        return self.logits.argmax(dim=1)
+
+    @property
+    def n_classes(self) -> int:
+        return self.logits.shape[1]
+
+    def chunks(self) -> Iterator[Representation]:
+        """One chunk: this is in memory already."""
+        yield self
+
+    def take(self, rows: Int[Tensor, " m"]) -> Representation:
+        return Representation(self.feature[rows], self.logits[rows], self.label[rows])
+
+
+@runtime_checkable
+class RepresentationSource(Protocol):
+    """Representations in memory or in a file, which can be read more than once, chunk by chunk."""
+
+    @property
+    def label(self) -> Int[Tensor, " n"]: ...
+
+    @property
+    def predicted(self) -> Int[Tensor, " n"]: ...
+
+    @property
+    def n_classes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def chunks(self) -> Iterable[Representation]:
+        """All samples, in the same order each time."""
+        ...
+
+    def take(self, rows: Int[Tensor, " m"]) -> RepresentationSource:
+        """Some samples, in rising order; in memory where they are few."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -39,12 +88,11 @@ class Factors:
         return Factors(self.residual[rows], self.feature[rows], self.label[rows])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Factors:
-        """The same on a device, in a precision."""
         residual, feature = (factor.to(device, dtype) for factor in (self.residual, self.feature))
         return Factors(residual, feature, self.label.to(device))
 
     def chunks(self) -> Iterator[Factors]:
-        """One chunk: what is in memory need not be cut."""
+        """One chunk: this is in memory already."""
         yield self
 
     def of_class(self, k: int) -> Factors:
@@ -58,23 +106,6 @@ class Factors:
     def dense(self) -> Float[Tensor, "n kd"]:
         """The gradients themselves, flattened. For export and for tests: n·K·D numbers."""
         return torch.einsum("nk,nd->nkd", self.residual, self.feature).flatten(1)
-
-    def probabilities(self) -> Float[Tensor, "n k"]:
-        """The softmax output that the residual was made from."""
-        return self.residual + one_hot(self.label, self.residual.shape[1])
-
-    def relabelled(self, label: Int[Tensor, " n"]) -> Factors:
-        """The gradients of the same samples, had they been taken with other labels."""
-        changed = torch.nonzero(self.label != label).flatten()  # most are as they were
-        residual = self.residual.clone() if len(changed) else self.residual
-        residual[changed, self.label[changed]] += 1
-        residual[changed, label[changed]] -= 1
-        return Factors(residual, self.feature, label)
-
-    def predicted_row(self) -> Factors:
-        """Only the label's own row of each gradient (K = 1), which is what the authors' code uses."""
-        row = self.residual.gather(1, self.label[:, None])  # n, 1
-        return Factors(row, self.feature, self.label)
 
 
 @runtime_checkable
@@ -99,6 +130,42 @@ class FactorSource(Protocol):
     def between(self, rows: slice) -> FactorSource:
         """Neighbouring samples."""
         ...
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of represented samples, taken with the given labels; computed from the logits chunk by chunk.
+
+    With `label_row_only`, each gradient is its label's own row (K = 1), which is what the authors' code uses.
+    """
+
+    source: RepresentationSource
+    label: Int[Tensor, " n"]
+    label_row_only: bool = False
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def chunks(self) -> Iterator[Factors]:
+        start = 0
+        for chunk in self.source.chunks():
+            label = self.label[start : start + len(chunk)]
+            residual = last_layer_residual(chunk.logits, label)
+            if self.label_row_only:
+                residual = residual.gather(1, label[:, None])  # n, 1
+            yield Factors(residual, chunk.feature, label)
+            start += len(chunk)
+
+    def of_class(self, k: int) -> Gradients | Factors:
+        """The samples whose label is k: computed once if they fit in memory, as they do in most data."""
+        return self._take(torch.nonzero(self.label == k).flatten())
+
+    def between(self, rows: slice) -> Gradients | Factors:
+        return self._take(torch.arange(len(self))[rows])
+
+    def _take(self, rows: Tensor) -> Gradients | Factors:
+        taken = replace(self, source=self.source.take(rows), label=self.label[rows])
+        return next(taken.chunks()) if isinstance(taken.source, Representation) else taken
 
 
 def mean_gradient(source: FactorSource) -> Float[Tensor, "k d"]:

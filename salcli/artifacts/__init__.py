@@ -1,1 +1,0 @@
-"""Every file that passes between stages: written atomically, checked when read."""

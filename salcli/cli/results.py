@@ -1,0 +1,295 @@
+"""Commands that show results and files: table, report, review, inspect, theory, sweep-pi, toy."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from salcli.cli.session import (
+    PARAMS_YAML,
+    RUN,
+    Assignments,
+    OodSets,
+    ParamsFile,
+    Scratch,
+    Seeds,
+    Session,
+    Shares,
+    Variants,
+    say,
+)
+from salcli.errors import ParamsError, ReviewError, UsageMistakeError, unknown_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from salcli.report.results import Grid
+
+
+class Format(StrEnum):
+    rich = "rich"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+    json = "json"
+
+
+def table(
+    params: ParamsFile = PARAMS_YAML,
+    scratch: Annotated[
+        bool, typer.Option("--scratch", help="Show the evaluations in scratch/.", rich_help_panel=RUN)
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show experiments that params.yaml does not name.")
+    ] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Show them beside the paper's tables that fit params.yaml.")
+    ] = False,
+    output_format: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.rich,
+) -> None:
+    """Collect every evaluation of the project: mean ± std over seeds, best value bold."""
+    from salcli.params.reading import read_yaml
+    from salcli.report.console import console
+    from salcli.report.results import Results, asked_for, results_frame, results_grids, results_view
+    from salcli.store.layout import RUNS, SCRATCH
+
+    if paper:
+        if scratch or everything:
+            raise ParamsError(
+                f"--paper compares what params.yaml asks for; leave {'--scratch' if scratch else '--all'} out"
+            )
+        _compare_with_paper(params, output_format)
+        return
+    root = params.parent / SCRATCH if scratch else params.parent
+    only = None if everything or scratch else asked_for(read_yaml(params))
+    results = Results.from_folder(root / RUNS, only)
+    if output_format is Format.rich:
+        if scratch:
+            say(f"from {SCRATCH}/: runs by hand, not what `dvc repro` builds", "yellow")
+        console.print(results_view(results, console.width))
+    else:
+        _print(results_grids(results), results_frame(results), output_format)
+
+
+def _compare_with_paper(params_file: Path, output_format: Format) -> None:
+    from salcli.params.reading import read_yaml
+    from salcli.params.schema import load_params
+    from salcli.report.console import console
+    from salcli.report.paper import compare, matching_settings, paper_frame, paper_grid
+    from salcli.report.results import Results, asked_for
+    from salcli.store.layout import RUNS
+
+    params, _ = load_params(params_file)
+    matching_settings(params)  # whether there is anything to compare with, before anything is read
+    comparisons = compare(Results.from_folder(params_file.parent / RUNS, asked_for(read_yaml(params_file))), params)
+    grids = [paper_grid(comparison) for comparison in comparisons]
+    if output_format is Format.rich:
+        for grid in grids:
+            console.print(grid.rich())
+    else:
+        _print(grids, paper_frame(comparisons), output_format)
+
+
+def _print(grids: "list[Grid]", frame: "pd.DataFrame", output_format: Format) -> None:
+    match output_format:
+        case Format.markdown:
+            print("\n\n".join(grid.markdown() for grid in grids))
+        case Format.latex:
+            print("\n\n".join(grid.latex() for grid in grids))
+        case Format.csv:
+            print(frame.to_csv(index=False), end="")
+        case Format.json:
+            print(frame.to_json(orient="records", indent=2))
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A checkpoint, representation, candidate file or other artifact.")],
+    top: Annotated[
+        int, typer.Option(min=0, help="Candidates to list, highest score first, or rows of a CSV file.")
+    ] = 10,
+) -> None:
+    """Show what is in a file that salcli wrote."""
+    from salcli.report.console import console
+    from salcli.report.file_view import file_view
+
+    console.print(file_view(file, top))
+
+
+def report(
+    params: ParamsFile = PARAMS_YAML,
+    ood: Annotated[
+        str | None,
+        typer.Option(help="The OOD set to show in full.", show_default="the first", rich_help_panel=RUN),
+    ] = None,
+    pi: Annotated[str | None, typer.Option(help="The share π.", show_default="the first", rich_help_panel=RUN)] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The seed to show in full.", show_default="the first", rich_help_panel=RUN)
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="The variant of SAL.", show_default="the first", rich_help_panel=RUN)
+    ] = None,
+    unseen: Annotated[
+        str | None, typer.Option(help="Show the test on this set of data.test_ood.", rich_help_panel=RUN)
+    ] = None,
+    scratch: Scratch = False,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    top: Annotated[int, typer.Option(min=1, max=500, help="Candidates to show, highest score first.")] = 120,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the charts there, too, as PNG and SVG.")
+    ] = None,
+    show: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Open it in a browser.", show_default="in a terminal")
+    ] = None,
+) -> None:
+    """Write one HTML page: table, candidates, scores, mistakes, training, theory, provenance.
+
+    It needs no network and opens from disk. The table is about all experiments, the rest about one.
+    """
+    from salcli.report.console import console
+    from salcli.report.page import collect, write_page
+
+    if out.is_dir():
+        raise UsageMistakeError(f"--out {out} is a folder; name a file, for example {out / 'report.html'}")
+    session = Session.open(
+        "report",
+        params,
+        None,
+        ood=[ood] if ood else None,
+        pi=[pi] if pi else None,
+        seed=None if seed is None else [seed],
+        variant=[variant] if variant else None,
+        unseen=[unseen] if unseen else None,
+        scratch=scratch,
+        parallel=False,
+    )
+    experiment = session.experiments[0]
+    page = collect(
+        session.workspace, session.params, params, experiment, session.progress, unseen=unseen or "", top=top
+    )
+    written = [path for chart in page.charts for path in chart.write(figures)] if figures else []
+    write_page(out, page)
+    session.finish("", [], outside=[out, *written])
+    if show or (show is None and console.is_terminal):
+        import webbrowser
+
+        webbrowser.open(out.resolve().as_uri())
+
+
+def review(
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    pi: Shares = None,
+    seed: Seeds = None,
+    variant: Variants = None,
+    scratch: Scratch = False,
+    out: Annotated[Path, typer.Option(help="The list to write.")] = Path("review.csv"),
+    below: Annotated[int, typer.Option(min=0, help="Wild samples just below T to list as well.")] = 20,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing list.")] = False,
+) -> None:
+    """Write the candidate outliers to a CSV that a person can correct, for `train-ood --review`.
+
+    In the column `decision`, keep or drop each candidate; add a sample below the threshold to count it as an outlier,
+    too. A candidate without a line stays.
+    """
+    from os.path import relpath
+    from shlex import quote
+
+    from salcli.pipeline.review import rows_for_review, write_review
+    from salcli.report.listings import review_table
+
+    if out.exists() and not force:
+        raise ReviewError(
+            f"{out} exists already, perhaps with decisions; name another --out, or overwrite with --force"
+        )
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
+    session = Session.open("review", params, None, **options, scratch=scratch, parallel=False)
+    rows = [
+        row
+        for experiment in session.experiments
+        for row in rows_for_review(session.workspace, session.params, experiment, below)
+    ]
+    write_review(out, rows)
+    command = f"salcli train-ood --review {quote(relpath(out, params.parent))}"
+    session.finish(review_table(rows), [], f"correct the column decision, then: {command}", outside=[out])
+
+
+def theory(
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    pi: Shares = None,
+    seed: Seeds = None,
+    variant: Variants = None,
+    scratch: Scratch = False,
+    assignments: Assignments = None,
+) -> None:
+    """Measure what the theorems are about: the discrepancy ζ, π, τ and the errors against T."""
+    from salcli.pipeline import theory as stage
+    from salcli.report.figures import FORMATS, write_theory_figure
+    from salcli.report.tables import theory_view
+
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
+    session = Session.open("theory", params, assignments, **options, scratch=scratch, parallel=False)
+    done = session.run(stage.run, session.experiments)
+    written = []
+    for result in done:
+        figures = [session.workspace.target(result.experiment.theory(kind)) for kind in FORMATS]
+        write_theory_figure(result, figures)
+        written += [*result.written, *figures]
+    session.finish(theory_view(done), written)
+
+
+def sweep_pi(
+    params: ParamsFile = PARAMS_YAML,
+    ood: OodSets = None,
+    seed: Seeds = None,
+    variant: Annotated[str, typer.Option(help="The variant of SAL.", rich_help_panel=RUN)] = "sal",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write pi.csv, pi.png and pi.svg.")] = Path("sweep"),
+) -> None:
+    """Draw ERR_in, ERR_out and FPR95 against π, with the paper's points, for all π that have been built.
+
+    Set several shares in data.pi and run `dvc repro` first.
+    """
+    from dataclasses import asdict
+
+    from salcli.report.figures import FORMATS, write_sweep_figure
+    from salcli.report.paper import paper_curves
+    from salcli.report.results import sweep_grid, sweep_points
+    from salcli.store.files import write_csv
+    from salcli.store.layout import RUNS
+
+    session = Session.open("sweep-pi", params, None, ood=ood, seed=seed, parallel=False)
+    wanted = {(experiment.ood, experiment.seed) for experiment in session.experiments}
+    every = sweep_points(session.workspace.root / RUNS, variant=variant)
+    points = [point for point in every if (point.ood, point.seed) in wanted]
+    if not points:
+        raise ParamsError("nothing to draw: set data.pi to several shares, such as [0.05, 0.1, 0.5], and run dvc repro")
+    written = [out / "pi.csv", *(out / f"pi.{kind}" for kind in FORMATS)]
+    write_csv(written[0], [asdict(point) for point in points])
+    ood_sets = list(dict.fromkeys(point.ood for point in points))
+    setting = f"{session.params.data.id}, {session.params.model.backbone}"
+    write_sweep_figure(points, paper_curves(session.params, ood_sets), setting, written[1:])
+    session.finish(sweep_grid(points).rich(), [], outside=written)
+
+
+def toy(
+    folder: Annotated[Path, typer.Argument(help="Where to put the figure.")] = Path("toy"),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; the figure is of the first.")] = 10,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    calibration: Annotated[
+        str, typer.Option(help="Whose threshold the figure shows: train, holdout or id-svd.")
+    ] = "train",
+) -> None:
+    """Run the paper's example in the plane: three Gaussians, two kinds of outliers, one figure."""
+    from salcli.pipeline import toy as stage
+    from salcli.report.console import ConsoleProgress, console
+    from salcli.report.figures import FORMATS, write_toy_figure
+    from salcli.report.tables import toy_table
+
+    if calibration not in stage.CALIBRATIONS:
+        raise unknown_name("calibration", calibration, stage.CALIBRATIONS)
+    done = stage.run(range(first_seed, first_seed + seeds), progress=ConsoleProgress())
+    written = [folder / f"toy.{kind}" for kind in FORMATS]
+    write_toy_figure([result for result in done if result.seed == first_seed], calibration, written)
+    console.print(toy_table(done))
+    say(f"wrote {', '.join(map(str, written))}", "dim")

@@ -1,1 +1,0 @@
-"""Where and how to compute: devices, precision, batches of images, several processes."""

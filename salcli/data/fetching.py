@@ -1,0 +1,308 @@
+"""Download data sets: resume interrupted transfers, verify checksums, unpack, and report what is present.
+
+pooch also verifies and unpacks, but it sends no Range header, so a broken download starts again from the first byte;
+our files have up to 0.9 GB, so resuming pays for our own downloader.
+"""
+
+import errno
+import hashlib
+import os
+import shlex
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Literal
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from salcli import __version__
+from salcli.data.archives import archive_kind, unpack
+from salcli.data.catalogue import DataSet, RemoteFile, data_set, stand_ins
+from salcli.errors import DataError, FetchError, SalError
+from salcli.progress import Progress, Silent, Task
+
+Status = Literal["here", "custom", "partial", "missing"]  # custom: something stands in for it
+Opener = Callable[[Request], HTTPResponse]
+
+ATTEMPTS = 4  # in a row without a single new byte
+FIRST_PAUSE = 1.0  # seconds; doubles with each attempt
+CHUNK = 1 << 18
+TIMEOUT = 30.0  # seconds without a single byte
+USER_AGENT = f"salcli/{__version__} (data set download)"
+RANGE_NOT_SATISFIABLE = 416
+WORTH_ANOTHER_TRY = {408, 425, 429, 500, 502, 503, 504}
+MEANING = {
+    401: "it requires a login",
+    403: "access denied",
+    404: "the file does not exist any more",
+    410: "the file was removed",
+}
+PAGE_STARTS = (b"<!doctype html", b"<html", b"<?xml", b"<head")
+
+
+# --- whole data sets
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What was done for a data set."""
+
+    name: str
+    outcome: Literal["fetched", "here already", "embedded"]
+    paths: tuple[Path, ...] = ()
+
+
+def status(name: str, root: Path) -> Status:
+    """Whether a data set, or what stands in for it, is below the data root. Files are looked for, not read."""
+    record = data_set(name)
+    if stand_in(name, root):
+        return "custom"
+    if record.is_embedded:
+        return "here"
+    found = [_is_there(root / path) for path in record.provides]
+    if all(found):
+        return "here"
+    targets = [root / record.folder / file.name for file in record.files]
+    has_begun = any(target.exists() or part_of(target).exists() for target in targets)
+    return "partial" if any(found) or has_begun else "missing"
+
+
+def stand_in(name: str, root: Path) -> Path | None:
+    """NAME/ or NAME.npz below the data root, if it is not empty."""
+    for path in stand_ins(name, root):
+        if _is_there(path) and path.is_dir() == (path.suffix != ".npz"):
+            return path
+    return None
+
+
+def open_url(request: Request) -> HTTPResponse:
+    """urllib, for http and https only."""
+    if urlsplit(request.full_url).scheme not in ("http", "https"):
+        raise URLError("only http and https addresses are fetched")
+    response: HTTPResponse = urlopen(request, timeout=TIMEOUT)
+    return response
+
+
+def fetch(
+    names: Iterable[str], root: Path, progress: Progress | None = None, opener: Opener = open_url
+) -> Iterator[Fetched]:
+    """Fetch data sets one by one. A failure does not stop the others: all failures are raised together at the end."""
+    records = [data_set(name) for name in dict.fromkeys(names)]  # unknown names are reported before the first byte
+    failures = []
+    for record in records:
+        try:
+            yield _fetch_set(record, root, progress or Silent(), opener)
+        except SalError as error:
+            failures.append(f"{record.name}: {error}")
+    if failures:
+        raise FetchError("\n".join(failures))
+
+
+def _fetch_set(record: DataSet, root: Path, progress: Progress, opener: Opener) -> Fetched:
+    if record.is_embedded:
+        return Fetched(record.name, "embedded")
+    paths = tuple(root / path for path in record.paths)
+    if status(record.name, root) in ("here", "custom"):
+        replacement = stand_in(record.name, root)
+        return Fetched(record.name, "here already", (replacement,) if replacement else paths)
+    folder = root / record.folder
+    again = f"salcli data fetch {record.name} --root {shlex.quote(str(root))}"
+    for file in record.files:
+        unpacked = f"{record.folder}/{file.name}".removeprefix("/").removesuffix(".gz")
+        if unpacked in record.provides and _is_there(root / unpacked):
+            continue
+        n_missing = max((file.n_bytes or 0) - _size(part_of(folder / file.name)), 0)
+        with progress.task(file.name, n_missing, "bytes") as task:
+            download(file, folder, task, again=again, opener=opener)
+        if archive_kind(file.name):
+            unpack(folder / file.name, folder, progress)
+    lacking = [path for path in record.provides if not _is_there(root / path)]
+    if lacking:
+        raise DataError(f"the files are fetched and unpacked, but {root / lacking[0]} is not among them")
+    return Fetched(record.name, "fetched", paths)
+
+
+def _is_there(path: Path) -> bool:
+    """A file or a folder that is not empty."""
+    if path.is_dir():
+        return next(path.iterdir(), None) is not None
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+# --- one file
+
+
+def download(
+    file: RemoteFile,
+    folder: Path,
+    task: Task,
+    *,
+    again: str = "salcli data fetch",
+    opener: Opener = open_url,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Put the file into the folder; False if it was there already. `again` is the command that errors suggest.
+
+    An interrupted transfer leaves NAME.part, from which the next one resumes.
+    """
+    target = folder / file.name
+    shown = (file.checksum or "").replace(":", " ")
+    if target.exists():
+        if actual := _wrong_digest(file, target):
+            raise FetchError(
+                f"{target} is damaged or another file: expected {shown}, got {actual}; remove it, then run: {again}"
+            )
+        return False
+    part = part_of(target)
+    failures = []
+    for url in (file.url, *file.mirrors):
+        try:
+            has_part = part.exists()
+            _transfer_all(url, part, task, opener, sleep)
+            if has_part and _wrong_digest(file, part):  # the part was of another file
+                part.unlink()
+                _transfer_all(url, part, task, opener, sleep)
+            if actual := _wrong_digest(file, part):
+                part.unlink()
+                raise Refused(f"other bytes than published: expected {shown}, got {actual}; they were discarded")
+            with part.open("rb") as complete:
+                os.fsync(complete.fileno())
+            part.replace(target)
+            return True
+        except (Refused, Interrupted) as error:
+            failures.append(f"  {url}: {error}")
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else error
+            raise FetchError(f"{target} cannot be written: {reason}; fix that, then resume with: {again}") from None
+    by_hand = f"get it another way, put it at {target}{f' ({shown})' if shown else ''}, then run: {again}"
+    raise FetchError("\n".join([f"{file.name} cannot be fetched", *failures, by_hand]))
+
+
+def part_of(target: Path) -> Path:
+    """The path of a file while it is incomplete."""
+    return target.with_name(f"{target.name}.part")
+
+
+def checksum_of(path: Path, algorithm: str) -> str:
+    """The hexadecimal digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+
+
+def _wrong_digest(file: RemoteFile, path: Path) -> str | None:
+    """The digest of a file that differs from the published one, else None."""
+    if file.checksum is None:
+        return None
+    algorithm, _, expected = file.checksum.partition(":")
+    actual = checksum_of(path, algorithm)
+    return actual if actual != expected else None
+
+
+def _transfer_all(url: str, part: Path, task: Task, opener: Opener, sleep: Callable[[float], None]) -> None:
+    """Try until the file is complete; give up after some attempts in a row without a new byte."""
+    n_failed, most = 0, _size(part)
+    while True:
+        try:
+            return _transfer(url, part, task, opener)
+        except Interrupted:
+            n_failed = 1 if _size(part) > most else n_failed + 1
+            most = max(most, _size(part))
+            if n_failed == ATTEMPTS:
+                raise
+            sleep(FIRST_PAUSE * 2 ** (n_failed - 1))
+
+
+# --- one request
+
+
+class Refused(Exception):  # noqa: N818 (it never leaves this module)
+    """This address will not serve the file, however often it is asked."""
+
+
+class Interrupted(Exception):  # noqa: N818
+    """The transfer broke off; another attempt may succeed."""
+
+
+def _transfer(url: str, part: Path, task: Task, opener: Opener) -> None:
+    """Append what `part` lacks. Raises Interrupted, Refused, or OSError if it cannot be stored."""
+    n_here = _size(part)
+    response = _request(url, n_here, opener)
+    if response is None:  # complete already: a process was killed just before the renaming
+        return
+    try:
+        asked_for = f"bytes {n_here}-"
+        if response.status != 206 or not response.headers.get("Content-Range", asked_for).startswith(asked_for):
+            n_here = 0  # the server does not support ranges and sends the whole file
+        length = response.headers.get("Content-Length") or ""
+        expected = int(length) if length.isdigit() else None
+        part.parent.mkdir(parents=True, exist_ok=True)  # only now: a refusal leaves no empty folders behind
+        free = shutil.disk_usage(part.parent).free
+        if expected is not None and expected > free:
+            raise OSError(f"the disk has {free / 1e6:,.0f} MB left, {expected / 1e6:,.0f} MB are needed")
+        chunk = _read(response)
+        if not n_here and _is_page(response, chunk):  # checked before a good part is overwritten
+            raise Refused("it sent a web page instead of the file (a login, a quota or an error page)")
+        received = 0
+        with part.open("ab" if n_here else "wb") as target:
+            while chunk:
+                target.write(chunk)
+                received += len(chunk)
+                task.advance(len(chunk))
+                chunk = _read(response)
+    finally:
+        response.close()
+    if expected is not None and received < expected:
+        raise Interrupted(f"the connection broke after {n_here + received:,} of {n_here + expected:,} bytes")
+
+
+def _request(url: str, n_here: int, opener: Opener) -> HTTPResponse | None:
+    """Ask for the bytes from n_here on; None where there are no more."""
+    # identity: with compression on the way, lengths and ranges would be meaningless
+    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+    if n_here:
+        headers["Range"] = f"bytes={n_here}-"
+    try:
+        return opener(Request(url, headers=headers))
+    except HTTPError as error:
+        error.close()
+        if error.code == RANGE_NOT_SATISFIABLE and n_here:
+            return None
+        kind = Interrupted if error.code in WORTH_ANOTHER_TRY else Refused
+        raise kind(f"the server answered {error.code} ({MEANING.get(error.code, error.reason)})") from None
+    except (URLError, HTTPException, OSError) as error:
+        raise _explained(getattr(error, "reason", error), urlsplit(url).hostname) from None
+
+
+def _explained(reason: object, host: str | None) -> Refused | Interrupted:
+    if isinstance(reason, socket.gaierror):
+        return Refused(f"no name server knows {host} (is there a network?)")
+    if isinstance(reason, TimeoutError):
+        return Interrupted(f"no answer from {host} for {TIMEOUT:.0f} s")
+    if isinstance(reason, ConnectionRefusedError):
+        return Refused(f"no connection to {host} (is a proxy or a firewall in the way?)")
+    if isinstance(reason, OSError) and reason.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        return Refused(f"{host} is out of reach (is there a network?)")
+    if isinstance(reason, (ConnectionError, HTTPException)):
+        return Interrupted(f"the connection broke ({reason or type(reason).__name__})")
+    return Refused(str(reason))
+
+
+def _read(response: HTTPResponse) -> bytes:
+    try:
+        return response.read(CHUNK)
+    except (HTTPException, OSError) as error:
+        raise Interrupted(f"the connection broke ({error or type(error).__name__})") from None
+
+
+def _is_page(response: HTTPResponse, start: bytes) -> bool:
+    declared = response.headers.get("Content-Type", "").lower()
+    return declared.startswith("text/html") or start.lstrip().lower().startswith(PAGE_STARTS)

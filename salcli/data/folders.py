@@ -1,0 +1,288 @@
+"""Sets that users bring: folders of images, CSV lists of paths, and .npz files."""
+
+import csv
+import os
+import re
+import unicodedata
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from salcli.data.readers import UNREADABLE, channels_first, shown
+from salcli.data.samples import Source, joined
+from salcli.errors import DataError
+
+SUFFIXES = {
+    ".apng", ".avif", ".bmp", ".dib", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx",
+    ".pbm", ".pcx", ".pgm", ".png", ".pnm", ".ppm", ".psd", ".qoi", ".sgi", ".tga", ".tif", ".tiff", ".webp",
+}  # fmt: skip
+EXAMPLES = ".jpeg, .jpg, .png, .tiff, .webp"
+PARTS = {"train": False, "test": True}  # of an official split
+SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation", "dev"}
+# Names become parts of commands, of file names and of keys in dvc.yaml
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+RESERVED = {"average", "encoders", "networks", "representation"}  # a row of the table; folders in runs/
+
+
+def read_custom(name: str, path: Path, *, labeled: bool) -> Source:
+    """A set of data.custom, not decoded yet: with its classes, or all images below `path`."""
+    try:
+        if not path.exists():
+            raise DataError(f"{path} does not exist; put a folder of images there, or give another path for {name}")
+        if path.suffix.lower() == ".npz":
+            return read_npz(path, labeled=labeled)
+        if path.is_file():
+            if path.suffix.lower() != ".csv":
+                raise DataError(
+                    f"{name}: {path} is a file; give a folder of images, a .csv with their paths, or an .npz file"
+                )
+            return read_list(path, labeled=labeled)
+        source = read_folder(path, labeled=True) if labeled else Source(image_files(path))
+    except (OSError, ValueError) as error:
+        where = getattr(error, "filename", None) or path
+        raise DataError(f"{name}: {where} cannot be read ({getattr(error, 'strerror', error)}); fix that") from None
+    if not len(source):
+        raise DataError(f"{name}: {path} holds no images; put some there, in formats such as {EXAMPLES}")
+    if len(source.class_names) > 1 and SPLIT_NAMES.issuperset(source.class_names):
+        raise DataError(
+            f"{name}: {path} has the folders {', '.join(source.class_names)}, which look like parts of a split, not "
+            f"like classes; give one of them ({path / source.class_names[0]}), or keep only train/ and test/"
+        )
+    return source
+
+
+def read_from_custom(name: str, path: Path) -> list[Path]:
+    """The files and folders that a set of data.custom is read from: if one changes, the data changed."""
+    if path.suffix.lower() != ".csv" or not path.is_file():
+        return [path]
+    return [path, *read_custom(name, path, labeled=False).files]
+
+
+def name_for(path: Path, taken: Collection[str], fallback: str) -> str:
+    """A name for data.custom made from the file name, different from those taken."""
+    plain = unicodedata.normalize("NFKD", path.stem if path.is_file() else path.name).encode("ascii", "ignore")
+    name = re.sub(r"[^a-z0-9]+", "-", plain.decode().lower()).strip("-")[:48]
+    name = name if NAME.fullmatch(name) else f"{fallback}-{name}".rstrip("-")
+    count, unique = 1, name
+    while unique in taken or unique in RESERVED:
+        count += 1
+        unique = f"{name}-{count}"
+    return unique
+
+
+# --- folders
+
+
+def read_folder(folder: Path, *, labeled: bool) -> Source:
+    """`{train,test}/CLASS/…`, `CLASS/…`, or images anywhere below the folder, which then have no labels."""
+    parts = [part for part in PARTS if (folder / part).is_dir()]
+    if parts in ([], ["test"]) or set(_folders(folder)) != set(parts):
+        return _read_part(folder, folder, labeled=labeled)
+    if parts == ["train"]:
+        if not labeled or not _folders(folder / "train"):
+            return _read_part(folder, folder, labeled=False)
+        raise DataError(f"{folder} has train/, but no test/; add it, or put the classes directly into {folder}")
+    training, test = (_read_part(folder / part, folder, labeled=labeled) for part in PARTS)
+    if training.class_names != test.class_names:
+        odd = sorted(set(training.class_names) ^ set(test.class_names))
+        raise DataError(f"{folder}: train/ and test/ must have the same classes, but only one has {', '.join(odd)}")
+    return joined(training, test)
+
+
+def image_files(folder: Path, *, top: Path | None = None) -> tuple[Path, ...]:
+    """All image files below a folder, in a fixed order. Links are followed, but never in circles.
+
+    `top` is the folder of the whole set: a link back to it would add images that already belong elsewhere.
+    """
+    return tuple(path for path in files_below(folder, top=top) if path.suffix.lower() in SUFFIXES)
+
+
+def files_below(folder: Path, *, top: Path | None = None) -> list[Path]:
+    """All files, images or not, as `image_files` finds them."""
+    seen = {_identity(path) for path in (top or folder, folder)}
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        folders[:] = [name for name in sorted(folders) if _is_visible(name) and _is_new(Path(parent, name), seen)]
+        found += [Path(parent, name) for name in names if _is_visible(name)]
+    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+
+
+def _read_part(folder: Path, top: Path, *, labeled: bool) -> Source:
+    classes = _folders(folder) if labeled else []
+    if not classes:
+        files = image_files(folder, top=top)
+        if not files:
+            raise DataError(f"{folder} holds no images; put some there, in formats such as {EXAMPLES}")
+        return Source(files)
+    by_class = [image_files(folder / name, top=top) for name in classes]
+    empty = [name for name, files in zip(classes, by_class, strict=True) if not files]
+    if len(empty) == len(classes):
+        raise DataError(f"{folder} holds no images, neither in {', '.join(classes[:5])} nor in another folder")
+    if empty:
+        raise DataError(f"{folder}: class {', '.join(empty)} has no images; add some, or remove its folder")
+    stray = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()]
+    if stray:
+        raise DataError(f"{folder} has {len(stray)} images beside its classes ({stray[0]}); move them into a class")
+    labels = np.repeat(np.arange(len(classes)), [len(files) for files in by_class])
+    return Source(tuple(path for files in by_class for path in files), labels=labels, class_names=tuple(classes))
+
+
+def _raise(error: OSError) -> None:
+    raise error  # os.walk skips unreadable folders by default
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if _is_visible(path.name) and path.is_dir())
+
+
+def _is_visible(name: str) -> bool:
+    """Hidden files, and what macOS adds to archives, are not data."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
+def _is_new(folder: Path, seen: set[tuple[int, int]]) -> bool:
+    identity = _identity(folder)
+    is_new = identity not in seen
+    seen.add(identity)
+    return is_new
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def file_size(path: Path) -> int:
+    """In bytes; 0 where the file cannot be found."""
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return 0
+
+
+# --- CSV lists
+
+PATH, LABEL, SPLIT = "path", "label", "split"
+CSV_LAYOUT = (
+    "one line for each image: its path, a comma, its label; or more columns below a header that names path and label"
+)
+
+
+def read_list(file: Path, *, labeled: bool) -> Source:
+    """The images of a CSV. Relative paths count from its folder. The first line is a header if a cell says `path`."""
+    rows = list(_rows(file, [PATH, LABEL] if labeled else [PATH]))
+    if not rows:
+        raise DataError(f"{file} lists no images; it should have {CSV_LAYOUT}")
+    files = tuple(file.parent / row[PATH] for row in rows)
+    if not labeled:
+        return Source(files)
+    names = class_order({row[LABEL] for row in rows})
+    number = {name: k for k, name in enumerate(names)}
+    labels = np.array([number[row[LABEL]] for row in rows], dtype=np.int64)
+    return Source(files, labels=labels, class_names=names, is_test=_is_test(file, rows))
+
+
+def class_order(names: set[str]) -> tuple[str, ...]:
+    """Alphabetical; numbers by value, so that they can be the class numbers of a trained network."""
+    if all(name.isdecimal() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def _rows(file: Path, wanted: list[str]) -> Iterator[dict[str, str]]:
+    column: dict[str, int] | None = None  # name → index
+    # file names need not be text
+    with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        try:
+            for row in reader:
+                if not any(cell.strip() for cell in row):
+                    continue
+                if column is None:
+                    header = [cell.strip().lower() for cell in row]
+                    has_header = PATH in header
+                    column = {name: i for i, name in enumerate(header if has_header else wanted)}
+                    missing = [name for name in wanted if name not in column]
+                    if missing:
+                        raise DataError(f"{file} has no column {', '.join(missing)}; it should have {CSV_LAYOUT}")
+                    if has_header:
+                        continue
+                cells = {name: row[i] if i < len(row) else "" for name, i in column.items()}
+                cells |= {name: cells[name].strip() for name in (LABEL, SPLIT) if name in cells}
+                empty = [name for name in wanted if not cells[name]]
+                if empty:
+                    reason = f"there is no {' and no '.join(empty)}"
+                    raise DataError(f"{file}, line {reader.line_num}: {reason}; it should have {CSV_LAYOUT}")
+                yield cells
+        except csv.Error as error:
+            raise DataError(f"{file}, line {reader.line_num}: {error}; it should have {CSV_LAYOUT}") from None
+
+
+def _is_test(file: Path, rows: list[dict[str, str]]) -> NDArray[np.bool_] | None:
+    if SPLIT not in rows[0]:
+        return None
+    odd = {row[SPLIT] for row in rows} - set(PARTS)
+    if odd:
+        raise DataError(f"{file}: the column split must hold train or test, got {sorted(odd)[0]!r}")
+    return np.array([PARTS[row[SPLIT]] for row in rows])
+
+
+# --- .npz files
+
+NPZ_LAYOUT = "`images` (n × height × width [× 1 or 3], uint8) and, optionally, `labels`, `is_test`, `class_names`"
+
+
+def read_npz(path: Path, *, labeled: bool) -> Source:
+    """`images` and what belongs to them, or Keras's `x_train`, `y_train`, `x_test`, `y_test`."""
+    try:
+        with path.open("rb") as opened, np.load(opened) as file:
+            arrays = {name: np.asarray(file[name]) for name in file.files}
+    except (*UNREADABLE, AttributeError, TypeError) as error:
+        raise DataError(f"{path} cannot be read as .npz ({error}); it should hold {NPZ_LAYOUT}") from None
+    if "images" not in arrays:
+        arrays = _from_keras(path, arrays)
+    images = channels_first(path, arrays["images"])
+    is_test = arrays.get("is_test")
+    if is_test is not None and (is_test.shape != (len(images),) or is_test.dtype != np.bool_):
+        raise DataError(f"{path}: `is_test` must be {len(images)} booleans, got {shown(is_test)}")
+    source = Source(array=images, is_test=is_test)
+    return _with_labels(path, source, arrays) if labeled and "labels" in arrays else source
+
+
+def _from_keras(path: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    missing = [name for name in ("x_train", "y_train", "x_test", "y_test") if name not in arrays]
+    if missing:
+        raise DataError(
+            f"{path} has no `images`, and no {', '.join(missing)}; it has {', '.join(arrays) or 'nothing'}, "
+            f"but should hold {NPZ_LAYOUT}"
+        )
+    for part in PARTS:
+        if len(arrays[f"x_{part}"]) != len(arrays[f"y_{part}"]):
+            raise DataError(f"{path}: x_{part} and y_{part} differ in length")
+    return {
+        "images": np.concatenate([arrays["x_train"], arrays["x_test"]]),
+        "labels": np.concatenate([arrays["y_train"].ravel(), arrays["y_test"].ravel()]),
+        "is_test": np.repeat([False, True], [len(arrays["x_train"]), len(arrays["x_test"])]),
+        **{name: array for name, array in arrays.items() if name == "class_names"},
+    }
+
+
+def _with_labels(path: Path, source: Source, arrays: Mapping[str, NDArray[Any]]) -> Source:
+    labels, names = arrays["labels"], arrays.get("class_names")
+    if labels.shape != (len(source),) or labels.dtype.kind not in "iu":
+        raise DataError(f"{path}: `labels` must be {len(source)} integers, got {shown(labels)}")
+    if labels.min() < 0:
+        raise DataError(f"{path}: `labels` must not be negative, got {labels.min()}; leave unlabeled images out")
+    found, renumbered = np.unique(labels, return_inverse=True)
+    if names is None:
+        return replace(source, labels=renumbered.astype(np.int64), class_names=tuple(map(str, found)))
+    if names.ndim != 1 or found[-1] >= len(names):
+        raise DataError(f"{path}: labels run from {found[0]} to {found[-1]}, but `class_names` has {names.size} names")
+    empty = sorted(set(range(len(names))) - set(found.tolist()))
+    if empty:
+        raise DataError(f"{path}: class {names[empty[0]]} has no images; add some, or leave it out of `class_names`")
+    return replace(source, labels=labels.astype(np.int64), class_names=tuple(map(str, names)))

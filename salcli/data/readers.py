@@ -1,0 +1,405 @@
+"""Readers of the published formats, and the small sets that come with scikit-learn or are made by salcli.
+
+torchvision reads the same files, but unpickles CIFAR, needs torch and turns damage into tracebacks. Ours run no foreign
+code, import nothing slow and name the file to replace. All functions of `root` look below the folder of all data sets.
+"""
+
+import gzip
+import pickle
+import re
+import struct
+import zipfile
+import zlib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from salcli.data.samples import Samples, Source, joined
+from salcli.errors import DataError
+from salcli.sal.seeding import generator
+
+DIGITS = tuple("0123456789")
+GARMENTS = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+# What numpy raises for broken .npy and .npz files
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
+def _damaged(path: Path, expected: str, reason: object, name: str = "") -> DataError:
+    again = f"salcli data fetch {name}".strip()
+    return DataError(f"{path} is damaged or not {expected} ({reason}); remove it, then run: {again}")
+
+
+# --- CIFAR-10 and CIFAR-100: pickled batches, read without running what is in them
+
+CIFAR10 = "cifar-10-batches-py"
+CIFAR10_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+CIFAR100 = "cifar-100-python"
+
+
+def cifar10(root: Path) -> Source:
+    """60,000 images of 10 classes; the last 10,000 are the official test set."""
+    names = _class_names(root / CIFAR10 / "batches.meta", "label_names")
+    parts = [_batch(root / CIFAR10 / batch, "labels", names) for batch in CIFAR10_BATCHES]
+    images, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    test_images, test_labels = _batch(root / CIFAR10 / "test_batch", "labels", names)
+    training = Source(array=images, labels=labels, class_names=names)
+    return joined(training, Source(array=test_images, labels=test_labels))
+
+
+def cifar100(root: Path) -> Source:
+    """60,000 images of 100 fine classes; the last 10,000 are the official test set."""
+    names = _class_names(root / CIFAR100 / "meta", "fine_label_names")
+    parts = [_batch(root / CIFAR100 / part, "fine_labels", names) for part in ("train", "test")]
+    return joined(*(Source(array=images, labels=labels, class_names=names) for images, labels in parts))
+
+
+def _batch(path: Path, label_key: str, class_names: tuple[str, ...]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    content = _unpickled(path)
+    images, labels = content.get("data"), np.asarray(content.get(label_key, ()))
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
+        raise _not_cifar(path, "its data are not rows of 3,072 bytes")
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
+        raise _not_cifar(path, f"it has {len(images)} images, but not as many labels")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
+        raise _not_cifar(path, f"a label is not from 0 to {len(class_names) - 1}")
+    return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+
+
+def _class_names(path: Path, key: str) -> tuple[str, ...]:
+    names = _unpickled(path).get(key)
+    if not isinstance(names, list) or not names:
+        raise _not_cifar(path, f"it has no {key}")
+    return tuple(str(name) for name in names)
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = _ArraysOnly(file, encoding="latin1").load()
+            if not isinstance(content, dict):
+                raise DataError("it does not hold a batch")
+            return {key: part.array() if isinstance(part, _StoredArray) else part for key, part in content.items()}
+    except Exception as error:  # broken bytes may lead to any
+        raise _not_cifar(path, error) from None
+
+
+def _not_cifar(path: Path, reason: object) -> DataError:
+    return _damaged(path, "a file of CIFAR", reason, "cifar10" if path.parent.name == CIFAR10 else "cifar100")
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Admits numbers, text, lists, dicts and numpy arrays. Everything else in a pickle is code: refused, not run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        match (module.replace("numpy._core", "numpy.core"), name):
+            case ("numpy.core.multiarray", "_reconstruct") | ("numpy", "ndarray"):
+                return _StoredArray
+            case ("numpy.core.numeric", "_frombuffer"):  # from protocol 5 on
+                return _buffered_array
+            case ("numpy", "dtype"):
+                return _StoredType
+            case ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+                return _as_bytes
+        raise DataError(f"it asks for {module}.{name}, which is not data")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise DataError("it refers to something outside of the file, which is not data")
+
+
+class _StoredArray:
+    """The pickle of an array. numpy would trust its description of the memory; here it is checked first."""
+
+    def __init__(self, *_: object) -> None:
+        self.state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+    def array(self) -> NDArray[Any]:
+        """The array, or numpy's ValueError where the parts do not fit."""
+        _, shape, kind, is_fortran, content = self.state
+        raw = content.encode("latin1") if isinstance(content, str) else content
+        return np.frombuffer(raw, kind.dtype()).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _buffered_array(content: bytes, kind: "_StoredType", shape: tuple[int, ...], order: str) -> _StoredArray:
+    stored = _StoredArray()
+    stored.state = (1, shape, kind, order == "F", content)
+    return stored
+
+
+class _StoredType:
+    """The pickle of a dtype: plain integers only."""
+
+    def __init__(self, code: str, *_: object) -> None:
+        self.code, self.order = code, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+    def dtype(self) -> np.dtype[Any]:
+        if not re.fullmatch("[iu][1248]", self.code):
+            raise DataError(f"it holds an array of {self.code}")
+        return np.dtype(self.order + self.code)
+
+
+def _as_bytes(text: str, _encoding: str) -> bytes:
+    return text.encode("latin1")
+
+
+# --- SVHN: two MATLAB files
+
+SVHN = ("train_32x32.mat", "test_32x32.mat")
+
+
+def svhn(root: Path) -> Source:
+    """Digits of house numbers; the official test set comes last."""
+    return joined(*(_svhn_part(root / name) for name in SVHN))
+
+
+def _svhn_part(path: Path) -> Source:
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(str(path), variable_names=["X", "y"])
+        images, digits = np.asarray(content["X"]), np.asarray(content["y"]).ravel()
+    except Exception as error:  # scipy has no single error for a broken file
+        raise _damaged(path, "SVHN", str(error) or type(error).__name__, "svhn") from None
+    if images.ndim != 4 or images.shape[2] != 3 or images.dtype != np.uint8:
+        raise _damaged(path, "SVHN", "X is not height × width × 3 × n of uint8", "svhn")
+    if len(digits) != images.shape[3] or not np.isin(digits, np.arange(11)).all():
+        raise _damaged(path, "SVHN", "y does not hold one digit for each image", "svhn")
+    labels = digits.astype(np.int64) % 10  # the files store the digit 0 as 10
+    return Source(array=images.transpose(3, 2, 0, 1), labels=labels, class_names=DIGITS)
+
+
+# --- MNIST and Fashion-MNIST: idx files, gzipped or not
+
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX_UINT8 = 0x08  # the type code of idx
+
+
+def mnist(root: Path) -> Source:
+    """Handwritten digits, 28 × 28, gray; the last 10,000 are the official test set."""
+    return joined(*(_idx_part(root / "MNIST" / "raw", part, DIGITS) for part in ("train", "t10k")))
+
+
+def fashion_mnist(root: Path) -> Source:
+    """Garments, 28 × 28, gray; the last 10,000 are the official test set."""
+    return joined(*(_idx_part(root / "FashionMNIST" / "raw", part, GARMENTS) for part in ("train", "t10k")))
+
+
+def _idx_part(folder: Path, part: str, class_names: tuple[str, ...]) -> Source:
+    images = _read_idx(folder / f"{part}-images-idx3-ubyte", n_axes=3)
+    labels = _read_idx(folder / f"{part}-labels-idx1-ubyte", n_axes=1)
+    if len(images) != len(labels):
+        raise DataError(f"{folder}: {part} has {len(images)} images, but {len(labels)} labels; fetch both again")
+    if len(labels) and labels.max() >= len(class_names):
+        raise DataError(f"{folder}: {part} has a label {labels.max()}, but there are {len(class_names)} classes")
+    return Source(array=images[:, None], labels=labels.astype(np.int64), class_names=class_names)
+
+
+def _read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
+    name = "mnist" if path.parent.parent.name == "MNIST" else "fashion-mnist"
+    packed = path.with_name(f"{path.name}.gz")
+    try:
+        content = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
+        zeros, code, axes = struct.unpack_from(">HBB", content)
+        shape = struct.unpack_from(f">{n_axes}I", content, 4)
+    except (OSError, EOFError, struct.error, zlib.error) as error:
+        raise _damaged(path, "an idx file", error, name) from None
+    if (zeros, code, axes) != (0, IDX_UINT8, n_axes):
+        raise _damaged(path, "an idx file", f"it does not hold bytes along {n_axes} axes", name)
+    n_bytes, start = int(np.prod(shape, dtype=np.int64)), 4 + 4 * n_axes
+    if len(content) != start + n_bytes:
+        reason = f"its header says {n_bytes:,} bytes of data, but it has {len(content) - start:,}"
+        raise _damaged(path, "an idx file", reason, name)
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+# --- 300K Random Images: one .npy file
+
+RANDOM_IMAGES = "300K_random_images.npy"
+
+
+def random_images(root: Path) -> Source:
+    """300K Random Images, memory-mapped."""
+    path = root / RANDOM_IMAGES
+    try:
+        images = np.load(path, mmap_mode="r")
+    except UNREADABLE as error:
+        raise _damaged(path, "a .npy file", error, "300k-random") from None
+    return Source(array=channels_first(path, images))
+
+
+def channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:
+    """n × height × width [× 1 or 3] → n, C, H, W, without a copy."""
+    n_channels = {3: 1, 4: images.shape[-1] if images.ndim else 0}.get(images.ndim)
+    if images.dtype != np.uint8 or n_channels not in (1, 3) or 0 in images.shape[1:]:
+        raise DataError(f"{path}: images must be n × height × width [× 1 or 3] of uint8, got {shown(images)}")
+    if len(images) == 0:
+        raise DataError(f"{path} holds no images")
+    return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+
+
+def shown(array: NDArray[Any]) -> str:
+    """Shape and dtype, for messages: 2 × 4 × 4 of float64."""
+    return f"{' × '.join(map(str, array.shape)) or 'one'} of {array.dtype}"
+
+
+# --- Places365: a sample of its validation images
+
+PLACES = "val_256"
+PLACES_LIST = "lists/places365.txt"
+
+
+def places365(root: Path) -> Source:
+    """The images on our list; other files in the folder are ignored."""
+    names = places365_names()
+    present = {path.name for path in (root / PLACES).iterdir()}
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise DataError(
+            f"{root / PLACES} lacks {len(missing):,} of the {len(names):,} images of places365 "
+            f"({missing[0]}, …); get them again: salcli data fetch places365"
+        )
+    return Source(tuple(root / PLACES / name for name in names))
+
+
+def places365_names() -> list[str]:
+    """The names of the 10,000 images. The protocol's own sample was never published, so this one is ours."""
+    lines = files("salcli.data").joinpath(PLACES_LIST).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+# --- scikit-learn's handwritten digits: 1,797 real 8×8 images
+
+BRIGHTEST = 16  # on scikit-learn's scale
+
+
+def digits_0_7() -> Samples:
+    images, digit = _all_digits()
+    kept = digit <= 7
+    return Samples(images[kept], digit[kept], DIGITS[:8])
+
+
+def digits_8_9() -> Samples:
+    """Near OOD: the same writers and the same pen."""
+    images, digit = _all_digits()
+    return Samples(images[digit >= 8])
+
+
+def _all_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    from sklearn.datasets import load_digits
+
+    bundle = load_digits()
+    scaled = np.rint(bundle.images * (255 / BRIGHTEST)).astype(np.uint8)
+    return scaled[:, None], bundle.target.astype(np.int64)
+
+
+# --- 8×8 gray patches of the two photographs in scikit-learn: far OOD for digits
+
+N_PATCHES = 2_000
+PATCH_SIDES = (16, 96)  # pixels of the photograph
+PATCH_SIZE = 8
+# Patches of one photograph overlap, so wild patches come from its left part and test patches from its right part: no
+# pixel is in both.
+WILD_PART = 0.7
+LUMA = np.array([0.299, 0.587, 0.114])
+
+
+def photo_patches() -> Samples:
+    """Squares of random size and position, averaged down to 8×8; the same on each call."""
+    from sklearn.datasets import load_sample_images
+
+    photos = [photo @ LUMA for photo in load_sample_images().images]
+    rng = np.random.default_rng(20240116)
+    for_wild = np.arange(N_PATCHES) < WILD_PART * N_PATCHES
+    patches = [_patch(photos[i % len(photos)], rng, left=bool(for_wild[i])) for i in range(N_PATCHES)]
+    return Samples(np.stack(patches)[:, None], is_test=~for_wild)
+
+
+def _patch(photo: NDArray[Any], rng: np.random.Generator, *, left: bool) -> NDArray[np.uint8]:
+    height, width = photo.shape
+    border = int(width * WILD_PART)
+    first, last = (0, border) if left else (border, width)
+    side = int(rng.integers(PATCH_SIDES[0], PATCH_SIDES[1] + 1))
+    top = int(rng.integers(0, height - side + 1))
+    column = int(rng.integers(first, last - side + 1))
+    return _shrink(photo[top : top + side, column : column + side])
+
+
+def _shrink(square: NDArray[Any]) -> NDArray[np.uint8]:
+    """Mean over 8×8 equal areas, also where the side is not a multiple of 8."""
+    side = len(square)
+    edges = np.arange(PATCH_SIZE + 1)[:, None] * side / PATCH_SIZE
+    covered = np.clip(edges - np.arange(side)[None], 0, 1)  # share of each pixel left of each edge
+    weight = np.diff(covered, axis=0) * PATCH_SIZE / side
+    small: NDArray[np.uint8] = np.rint(weight @ square @ weight.T).astype(np.uint8)
+    return small
+
+
+# --- The paper's example in the plane (its Figure 2 and appendix): three Gaussians, and two kinds of outliers
+#
+# Each set holds what the paper states and, where it states nothing, parts of the same kind for calibration and test.
+# With shares of 0.2 for training, 0.2 for calibration, 0.6 for the wild and the official test, a class has 1,000 points
+# for training and 3,000 in the wild, and π = 0.1 puts 1,000 outliers beside them: the paper's sizes.
+
+POINTS_SEED = 0
+MEANS = np.array([[-2, 0], [2, 0], [0, 2 * np.sqrt(3)]])
+VARIANCE = 0.25
+CENTRE = np.array([0, 2 / np.sqrt(3)])
+N_TRAINING, N_CALIBRATION, N_WILD, N_TEST = 1_000, 1_000, 3_000, 1_000  # of each class
+N_OUTLIERS = 1_000  # in the wild, and as many for the test
+RING_VARIANCE, N_RING_DRAWN = 7, 100_000
+CLUSTER_MEAN, CLUSTER_VARIANCE = np.array([10, 2 / np.sqrt(3)]), 0.25
+
+Points = NDArray[np.float64]  # n, 2
+
+
+def gaussians_2d() -> Samples:
+    """Three classes of points, each a Gaussian."""
+    rng = generator(POINTS_SEED, "gaussians-2d")
+    n_dealt = N_TRAINING + N_CALIBRATION + N_WILD
+    classes = [_gaussian(rng, mean, VARIANCE, n_dealt + N_TEST) for mean in MEANS]
+    return Samples(
+        _as_images(np.concatenate(classes)),
+        np.repeat(np.arange(len(MEANS)), n_dealt + N_TEST),
+        ("left", "right", "top"),
+        np.tile(np.arange(n_dealt + N_TEST) >= n_dealt, len(MEANS)),
+    )
+
+
+def ring_2d() -> Samples:
+    """Scenario 1: of 100,000 points around the centre of the classes, the 1,000 that are farthest away."""
+    rng = generator(POINTS_SEED, "ring-2d")
+    return _outliers([_farthest(_gaussian(rng, CENTRE, RING_VARIANCE, N_RING_DRAWN)) for _ in range(2)])
+
+
+def cluster_2d() -> Samples:
+    """Scenario 2: a cluster to the right of all classes."""
+    rng = generator(POINTS_SEED, "cluster-2d")
+    return _outliers([_gaussian(rng, CLUSTER_MEAN, CLUSTER_VARIANCE, N_OUTLIERS) for _ in range(2)])
+
+
+def _gaussian(rng: np.random.Generator, mean: Points, variance: float, n: int) -> Points:
+    points: Points = mean + np.sqrt(variance) * rng.standard_normal((n, 2))
+    return points
+
+
+def _farthest(points: Points) -> Points:
+    distance = np.linalg.norm(points - CENTRE, axis=1)
+    return points[np.sort(np.argsort(distance)[-N_OUTLIERS:])]  # in the order drawn: the rank must say nothing
+
+
+def _outliers(wild_and_test: list[Points]) -> Samples:
+    return Samples(_as_images(np.concatenate(wild_and_test)), is_test=np.arange(2 * N_OUTLIERS) >= N_OUTLIERS)
+
+
+def _as_images(points: Points) -> NDArray[np.float32]:
+    return points.astype(np.float32)[:, :, None, None]

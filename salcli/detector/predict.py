@@ -1,0 +1,293 @@
+"""`salcli predict`: choose a detector, find images, predict them, write rows. Printing is left to the command."""
+
+import csv
+import glob
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from salcli.data.folders import SUFFIXES, image_files
+from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned
+from salcli.errors import DataError, MissingArtifactError, StorageError, UsageMistakeError, as_text, printable
+from salcli.models.backbones import import_path
+from salcli.models.custom import make_importable
+from salcli.params.reading import lookup, read_yaml
+from salcli.progress import Progress, Silent
+from salcli.sal.metrics import ID_QUANTILE
+from salcli.store.files import Found, atomic_path, read_header
+from salcli.store.layout import DETECTOR, RUNS
+
+COLUMNS = ("path", "class", "probability", "score", "is_ood", "p_value", "error")
+STANDARD_INPUT = "-"
+FORMAT_OF_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+MOST_LISTED = 10
+PARAMS_YAML = Path("params.yaml")
+
+Write = Callable[[Scanned], None]
+Say = Callable[[str, Literal["note", "warning"]], None]
+
+
+@dataclass
+class Tally:
+    """How many images there were and how many are OOD, at which threshold."""
+
+    threshold: float
+    id_quantile: float
+    n_images: int = 0
+    n_ood: int = 0
+    n_unreadable: int = 0
+
+    def add(self, part: Scanned) -> None:
+        self.n_images += len(part.predictions)
+        self.n_ood += int(part.predictions.is_ood.sum())
+        self.n_unreadable += len(part.failed)
+
+    def __str__(self) -> str:
+        share = f" ({self.n_ood / self.n_images:.1%})" if self.n_images else ""
+        unreadable = f", {self.n_unreadable:,} could not be read" if self.n_unreadable else ""
+        return (
+            f"{self.n_images:,} images, {self.n_ood:,} OOD{share}{unreadable}; "
+            f"OOD: scores below {self.threshold:.4g}, which keeps {self.id_quantile:.4g} of ID data"
+        )
+
+
+def predict(
+    paths: Sequence[str],
+    detector: Path | None = None,
+    *,
+    out: Path | None = None,
+    output_format: str = "csv",
+    table: Write | None = None,
+    null: bool = False,
+    id_quantile: float = ID_QUANTILE,
+    batch_size: int = BATCH_SIZE,
+    device: str = "auto",
+    allow_import: bool = False,
+    say: Say = lambda line, kind: None,
+    progress: Progress | None = None,
+) -> Tally:
+    """Predict files, folders, patterns, or "-" for a list on standard input, and write one row for each file.
+
+    Rows go to `out`, or to standard output as they come, as `output_format` says (see `choose_format`); rows of a
+    table go to `table` instead. `say` receives the lines for people, except for the returned tally.
+    """
+    if out and out.is_dir():  # otherwise this would only show after all the work
+        raise StorageError(f"{out} is a folder; name a file in it")
+    path, note = choose_detector(detector, Path())
+    listed = split_list(sys.stdin.buffer.read(), null=null) if STANDARD_INPUT in paths else []
+    files = find_images(paths, listed)
+    if note:
+        say(note, "note")
+    loaded = load_detector(
+        path, id_quantile=id_quantile, batch_size=batch_size, device=device, allow_import=allow_import
+    )
+    tally = Tally(loaded.threshold, loaded.id_quantile)
+    with (
+        _opened(out, output_format, table) as write,
+        (progress or Silent()).task("predict", len(files), "images") as task,
+        closing(loaded.scan(files)) as parts,
+    ):
+        for part in parts:
+            for i, reason in part.failed.items():
+                say(f"cannot be read: {printable(part.files[i])}: {reason}", "warning")
+            write(part)
+            tally.add(part)
+            task.advance(len(part.files))
+        if tally.n_images == 0:
+            raise DataError(f"no image could be read, of {len(files):,} files; the lines above say why")
+    return tally
+
+
+# --- which detector
+
+
+def choose_detector(given: Path | None, folder: Path) -> tuple[Path, str]:
+    """The path of the detector, and a note about the choice.
+
+    In this order: the given one; detector.safetensors in the folder; the one of the project's runs, with several seeds
+    that of the first. Experiments that differ in more than the seed are not ours to choose from.
+    """
+    here = folder / DETECTOR
+    if given is not None or here.is_file():
+        return given or here, ""
+    runs = folder / RUNS
+    by_path = {path: path.relative_to(runs).parts for path in runs.rglob(DETECTOR)}  # SEED, experiment …, file
+    found = sorted(by_path, key=lambda path: (_number(by_path[path][0]), by_path[path]))
+    if not found:
+        raise MissingArtifactError(
+            f"there is no {DETECTOR} here and none below {RUNS}/; "
+            f"make one with: {MADE_BY} (or dvc repro), or name a file with --detector"
+        )
+    if len({parts[1:] for parts in by_path.values()}) > 1:
+        names = "".join(f"\n  --detector {path}" for path in found[:MOST_LISTED])
+        more = f"\n  and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+        raise UsageMistakeError(f"there are {len(found)} detectors; choose one:{names}{more}")
+    others = f", the first of {len(found)} seeds" if len(found) > 1 else ""
+    return found[0], f"detector: {found[0]}{others}"
+
+
+def _number(seed: str) -> int:
+    return int(seed) if seed.isdecimal() else 0
+
+
+def load_detector(path: Path, *, allow_import: bool = False, **options: Any) -> Detector:
+    """`Detector.load`, with a custom network looked for in this folder and where params.yaml says.
+
+    Importing it must be allowed, unless the detector is below runs/ and params.yaml here names the same network: then
+    the stages of this project have imported it already.
+    """
+    backbone = str(read_header(Found(path, MADE_BY)).spec.get("backbone")) if path.is_file() else ""
+    if import_path(backbone):
+        params = read_yaml(PARAMS_YAML) if PARAMS_YAML.is_file() else {}
+        if path.parts[0] == RUNS and lookup(params, "model.backbone") == backbone:
+            allow_import = True
+        if allow_import:
+            make_importable(Path())
+            make_importable(Path(str(lookup(params, "model.code") or "")).expanduser())
+    return Detector.load(path, allow_import=allow_import, **options)
+
+
+# --- which images
+
+
+def find_images(arguments: Iterable[str], listed: Iterable[str] = ()) -> tuple[Path, ...]:
+    """All files in the order of the arguments. `listed` are the paths that "-" stands for.
+
+    A file that is named is taken whatever its suffix is; a folder or a pattern brings in files with an image suffix.
+    A listed file that does not exist is left to the reader of files: one entry must not stop all others.
+    """
+    found: list[Path] = []
+    for argument in arguments:
+        if argument == STANDARD_INPUT:
+            for path in map(Path, listed):
+                found += image_files(path) if _holds(path.is_dir) else [path]
+        else:
+            found += _images_of(argument)
+    if not found:
+        raise DataError("there are no paths on standard input; give one on each line, or with --null after each NUL")
+    return tuple(found)
+
+
+def split_list(content: bytes, *, null: bool) -> list[str]:
+    """The paths of a list. File names need not be valid text."""
+    entries = content.split(b"\0") if null else [line.removesuffix(b"\r") for line in content.split(b"\n")]
+    return [os.fsdecode(entry) for entry in entries if entry]
+
+
+def _images_of(argument: str) -> Sequence[Path]:
+    """A path that exists is taken literally, even if its name looks like a pattern."""
+    path, suffixes = Path(argument), ".png, .jpg, .webp or the like"
+    if _holds(path.is_dir):
+        in_folder = image_files(path)
+        if not in_folder:
+            raise DataError(f"{printable(path)} holds no images: no file with {suffixes}")
+        return in_folder
+    if _holds(path.is_file):
+        return [path]
+    if _holds(path.exists):
+        raise DataError(f"{printable(path)} is neither a file nor a folder")
+    if not glob.has_magic(argument):
+        raise DataError(f"{printable(path)} is not there")
+    matches = map(Path, glob.iglob(argument, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute patterns
+    images = [match for match in matches if match.suffix.lower() in SUFFIXES and match.is_file()]
+    if not images:
+        raise DataError(f"no image matches {argument}: a pattern finds files with {suffixes}")
+    # links that lead back up find the same folders again and again; keep the shortest path to each file
+    shortest: dict[tuple[str, str], Path] = {}
+    for image in sorted(images, key=lambda image: (len(image.parts), image.parts)):
+        shortest.setdefault((os.path.realpath(image.parent), image.name), image)
+    return sorted(shortest.values(), key=lambda image: image.parts)
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """False where there is no answer: the name is too long, or it is in a folder that may not be read."""
+    try:
+        return question()
+    except (OSError, ValueError):
+        return False
+
+
+# --- rows
+
+
+def choose_format(wanted: str | None, out: Path | None) -> str:
+    """csv, jsonl or table: as asked for, else by the suffix of `out`, else a table in a terminal and csv in a pipe."""
+    if out is None:
+        return wanted or ("table" if sys.stdout.isatty() else "csv")
+    if wanted == "table":
+        raise UsageMistakeError("--format table is for people; write a file with --format csv or jsonl")
+    if wanted is None and out.suffix.lower() not in FORMAT_OF_SUFFIX:
+        raise UsageMistakeError(f"--out {out}: name it .csv or .jsonl, or say which with --format")
+    return wanted or FORMAT_OF_SUFFIX[out.suffix.lower()]
+
+
+@contextmanager
+def _opened(out: Path | None, output_format: str, table: Write | None) -> Iterator[Write]:
+    if output_format == "table" and table:
+        yield table
+    elif out:
+        with atomic_path(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+            yield row_writer(file, output_format)
+    else:
+        # UTF-8 whatever the locale says; detached, so that standard output stays open
+        file = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="")
+        try:
+            yield row_writer(file, output_format)
+        finally:
+            file.detach()
+
+
+def row_writer(file: TextIO, output_format: str) -> Write:
+    """A function that writes one row for each file: of a file that could not be read, only the path and the error.
+
+    csv: with a header, quoted so that names with commas, quotes and newlines can be read back. jsonl: one object on
+    each line, null for missing values.
+    """
+    table = csv.writer(file, lineterminator="\n")
+    if output_format == "csv":
+        table.writerow(COLUMNS)
+
+    def write(part: Scanned) -> None:
+        if output_format == "csv":
+            table.writerows(
+                [str(value).lower() if isinstance(value, bool) else value for value in row] for row in rows(part)
+            )
+        else:
+            for row in rows(part):
+                file.write(json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False) + "\n")
+        file.flush()  # for the program at the other end of a pipe
+
+    return write
+
+
+def rows(part: Scanned) -> Iterator[tuple[Any, ...]]:
+    """The values of COLUMNS for each file, in plain Python types; None for missing values."""
+    found, names = part.predictions, {name: as_text(name) for name in set(part.predictions.classes)}
+    good = zip(  # by columns, since there may be millions of rows
+        [names[name] for name in found.classes],
+        _shortest(found.probabilities),
+        _shortest(found.scores),
+        found.is_ood.tolist(),
+        found.p_values.tolist(),
+        strict=True,
+    )
+    for i, file in enumerate(part.files):
+        if i in part.failed:
+            yield as_text(file), None, None, None, None, None, part.failed[i]
+        else:
+            yield as_text(file), *next(good), None
+
+
+def _shortest(values: NDArray[np.float32]) -> list[float | None]:
+    """Each as the float with the fewest digits that is the same float32; None for what JSON has no number for."""
+    finite = np.isfinite(values).tolist()
+    return [float(text) if known else None for text, known in zip(values.astype(str).tolist(), finite, strict=True)]

@@ -1,0 +1,92 @@
+"""The stage that makes a detector: SAL's OOD classifier, calibrated on held-out ID data, in one file."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from salcli import __version__
+from salcli.detector.detector import BATCH_SIZE, Detector, score_images
+from salcli.detector.images import ImageFormat
+from salcli.engine.batches import Rows
+from salcli.engine.device import resolve_device
+from salcli.errors import DataError, MetricsError
+from salcli.models.network import OodClassifier
+from salcli.params.schema import Params
+from salcli.pipeline.inputs import id_samples
+from salcli.progress import Progress, Silent, Task
+from salcli.store.files import fingerprint, read_header
+from salcli.store.formats import read_network
+from salcli.store.layout import Experiment, Workspace, prepared_set
+
+
+@dataclass(frozen=True)
+class MadeDetector:
+    """A detector that was written, for the table of the command."""
+
+    experiment: Experiment
+    n_classes: int
+    n_calibration: int
+    threshold: float  # that keeps ID_QUANTILE of the calibration data
+    written: list[Path]
+
+
+def run(workspace: Workspace, params: Params, experiment: Experiment, progress: Progress | None = None) -> MadeDetector:
+    """Make the detector of one variant of SAL.
+
+    Its network must not have seen its calibration data, or its p-values would mean nothing. So a network that was
+    trained with another split or classifier is refused (by Workspace.find).
+    """
+    found = workspace.find(experiment.network(experiment.variant))
+    classifier = workspace.find(experiment.classifier)
+    network = read_network(found, OodClassifier).to(resolve_device(params.device))
+    held_out = id_samples(workspace, params, "calibration", experiment)
+    with (progress or Silent()).task(f"detector, {experiment}", len(held_out), "images") as task:
+        calibration = _calibration_scores(network, held_out.rows, task)
+    detector = Detector(
+        network,
+        _image_format(held_out.rows, read_header(workspace.find(prepared_set(params.data.id))).about),
+        held_out.class_names,
+        calibration,
+        provenance={
+            "salcli": __version__,
+            "id": params.data.id,
+            **asdict(experiment),
+            "made_from": {
+                "network": fingerprint(found.path),
+                "classifier": fingerprint(classifier.path),
+                "split": fingerprint(workspace.find(experiment.split).path),
+            },
+            "network": read_header(found).about,
+            "classifier": read_header(classifier).about,
+        },
+        device=params.device,
+    )
+    path = workspace.target(experiment.detector)
+    detector.save(path)
+    return MadeDetector(experiment, len(detector.class_names), len(calibration), detector.threshold, [path])
+
+
+def _calibration_scores(network: OodClassifier, rows: Rows, task: Task) -> NDArray[np.float32]:
+    """In ascending order."""
+    parts = []
+    for start in range(0, len(rows), BATCH_SIZE):
+        parts.append(score_images(network, rows.read(slice(start, start + BATCH_SIZE))).score)
+        task.advance(len(parts[-1]))
+    if not parts:
+        raise DataError("there are no calibration data; give data.id_shares.calibration a larger share")
+    scores = np.sort(np.concatenate(parts))
+    if not np.isfinite(scores).all():
+        raise MetricsError(
+            "not all calibration scores are finite, so no threshold is defined; "
+            "train the network again with a smaller learning rate: salcli train-ood"
+        )
+    return scores
+
+
+def _image_format(rows: Rows, about: dict[str, Any]) -> ImageFormat:
+    """How `prepare` converted the ID images."""
+    channels, size, _ = rows.sample_shape
+    return ImageFormat(channels, size, about["fit"], "uint8" if rows.arrays[0].dtype == np.uint8 else "float32")

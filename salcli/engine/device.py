@@ -1,0 +1,253 @@
+"""Where and how a stage computes: device, precision, determinism, compilation, and several processes as one."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from salcli.errors import DeviceError
+from salcli.models.backbones import Backbone
+from salcli.progress import world_size
+from salcli.sal.gradients import FactorSource
+
+T = TypeVar("T")
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Numerics(Protocol):
+    """The `numerics` section of params.yaml."""
+
+    @property
+    def precision(self) -> str: ...
+    @property
+    def deterministic(self) -> bool: ...
+    @property
+    def compile(self) -> bool: ...
+
+
+def resolve_device(name: str) -> torch.device:
+    """The named device, or with `auto` the best one available. Each process of a machine gets its own GPU."""
+    if name == "auto":
+        has_mps = torch.backends.mps.is_available()
+        name = "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+    if name == "cuda" and world_size() > 1:
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        n = torch.cuda.device_count()
+        available = f"{n} CUDA devices are" if torch.cuda.is_available() else "no CUDA device is"
+        raise DeviceError(f"device {name}: {available} available here; use device: auto or cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise DeviceError("device mps: not available here; use device: auto or cpu")
+    return device
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among `size`. All of them must call the same methods in the same order."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return self.rank == 0
+
+    def part(self, n: int) -> slice:
+        """This process's part of n items: contiguous, and equal to the others' in size to within one."""
+        return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
+
+    def share(self, source: FactorSource) -> FactorSource:
+        """This process's part of some gradients."""
+        return source if self.size == 1 else source.between(self.part(len(source)))
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, equal to the last bit in each of them."""
+        if self.size == 1:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    def join(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, ordered by rank."""
+        return rows if self.size == 1 else torch.cat([part for part in self.collect(rows) if len(part)])
+
+    def collect(self, item: T) -> list[T]:
+        """The items of all processes, ordered by rank."""
+        if self.size == 1:
+            return [item]
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item)
+        return items
+
+    def from_main(self, item: T) -> T:
+        """The main process's item, in every process."""
+        if self.size == 1:
+            return item
+        items = [item]
+        dist.broadcast_object_list(items, src=0)
+        return items[0]
+
+    def wait(self) -> None:
+        """Block until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def processes() -> Processes:
+    """The process group that `joined` has set up, or this process alone."""
+    if dist.is_available() and dist.is_initialized():
+        return Processes(dist.get_rank(), dist.get_world_size())
+    return Processes()
+
+
+@contextmanager
+def joined() -> Iterator[Processes]:
+    """Inside, the processes that torchrun started work together; without torchrun there is only this one."""
+    if world_size() == 1 or dist.is_initialized():
+        yield processes()
+        return
+    # objects and CPU tensors always go through gloo
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    yield processes()
+    dist.destroy_process_group()  # not after an error: the others would fail before this one has reported it
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and how a stage runs its networks."""
+
+    device: torch.device
+    numerics: Numerics
+    processes: Processes
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Inside, forward passes run in `numerics.precision`."""
+        if self.numerics.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=AUTOCAST[self.numerics.precision])
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Loss scaling for float16, whose small gradients would vanish; does nothing in other precisions."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.numerics.precision == "float16")
+
+    def place(self, network: nn.Module) -> None:
+        """Move a network to the device, and compile its backbone if `numerics.compile` is set."""
+        network.to(self.device)
+        for part in network.modules() if self.numerics.compile else ():
+            if isinstance(part, Backbone) and part._compiled_call_impl is None:  # once
+                part.compile()
+
+    def trainee(self, network: nn.Module) -> nn.Module:
+        """The module to call in training: the network itself, or its wrapper that all processes train together."""
+        if self.processes.size == 1:
+            return network
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(synchronised(network, self.device), device_ids=ids)
+
+
+@contextmanager
+def computing(device: str, numerics: Numerics) -> Iterator[Compute]:
+    """Set up the named device and torch's global settings; the settings are restored afterwards."""
+    resolved = resolve_device(device)
+    if resolved.type == "mps" and numerics.precision == "bfloat16":
+        raise DeviceError("numerics.precision bfloat16 does not work on mps; use float32 or float16")
+    with _cuda_settings(resolved, numerics.deterministic), _deterministic(numerics.deterministic):
+        yield Compute(resolved, numerics, processes())
+
+
+@contextmanager
+def _cuda_settings(device: torch.device, deterministic: bool) -> Iterator[None]:
+    """TF32, and cuDNN's search for the fastest convolution."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_device(device)
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = not deterministic
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def synchronised(network: nn.Module, device: torch.device) -> nn.Module:
+    """The network with batch-norm statistics over all processes. Weights and their names stay the same."""
+    if device.type == "cuda":
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+        return converted
+    for module in network.modules():
+        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            module.__class__ = _CpuSyncBatchNorm
+    return network
+
+
+class _CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """nn.SyncBatchNorm for the CPU: torch's raises a ValueError for CPU tensors (checked with 2.15)."""
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
+        """Any (n, C, ...) will do."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        if not self.training:
+            return super().forward(input)
+        dims = [dim for dim in range(input.ndim) if dim != 1]
+        per_channel = (-1, *[1] * (input.ndim - 2))  # C, 1, ...
+        n = torch.tensor([input.numel() / input.shape[1]], device=input.device)
+        dist.all_reduce(n)
+        mean = _SumOverProcesses.apply(input.sum(dims)) / n
+        centred = input - mean.view(per_channel)
+        variance = _SumOverProcesses.apply(centred.square().sum(dims)) / n
+        if self.track_running_stats:
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+                self.running_mean.lerp_(mean, momentum)
+                self.running_var.lerp_(variance * n / (n - 1), momentum)
+        scale = (variance + self.eps).rsqrt()
+        if self.affine:
+            scale = self.weight * scale
+        normalised: Tensor = centred * scale.view(per_channel)
+        return normalised + self.bias.view(per_channel) if self.affine else normalised
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """All-reduce whose gradient is all-reduced as well."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total

@@ -1,0 +1,86 @@
+"""Passes over samples without gradients, shared by all processes."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from salcli.engine.batches import DeviceRows, Rows
+from salcli.engine.device import Compute
+from salcli.errors import DeviceError
+from salcli.progress import Task
+
+Outputs = Tensor | tuple[Tensor, ...]
+
+# Activations of more images do not fit in the caches of a CPU (docs/performance.md).
+CPU_BATCH = 128
+
+
+def in_batches(
+    network: nn.Module,
+    outputs: Callable[[Tensor], Outputs],
+    rows: Rows,
+    batch_size: int,
+    compute: Compute,
+    task: Task,
+) -> Iterator[tuple[Tensor, ...]]:
+    """`outputs` of all rows in order, on the CPU in float32, one global batch at a time.
+
+    Each process computes its part of every batch and receives the others' parts.
+    """
+    compute.place(network)
+    network.eval()
+    positions = torch.arange(len(rows)).split(batch_size * compute.processes.size)  # type: ignore[no-untyped-call]
+    own = [some[compute.processes.part(len(some))] for some in positions]
+    pieces = _Pieces(min(batch_size, CPU_BATCH) if compute.device.type == "cpu" else batch_size, compute, task)
+    for some, batch in zip(positions, DeviceRows(rows, compute.device, resident=False).batches(own), strict=True):
+        parts = [pieces.run(outputs, batch)] if len(batch) else []
+        joined = [part for process in compute.processes.collect(parts) for part in process]
+        yield tuple(torch.cat(column) for column in zip(*joined, strict=True))
+        task.advance(len(some))
+
+
+class _Pieces:
+    """Runs a batch in pieces that fit in the device's memory: the piece is halved each time that it does not."""
+
+    def __init__(self, size: int, compute: Compute, task: Task) -> None:
+        self._size, self._compute, self._task = size, compute, task
+
+    def run(self, outputs: Callable[[Tensor], Outputs], batch: Tensor) -> tuple[Tensor, ...]:
+        results: list[tuple[Tensor, ...]] = []
+        done = 0
+        while done < len(batch):
+            piece = batch[done : done + self._size]
+            try:
+                with torch.inference_mode(), self._compute.autocast():
+                    result = outputs(piece)
+            except torch.OutOfMemoryError:
+                self._halve()
+                continue
+            results.append((result,) if isinstance(result, Tensor) else result)
+            done += len(piece)
+        return tuple(torch.cat([_on_cpu(part) for part in column]) for column in zip(*results, strict=True))
+
+    def _halve(self) -> None:
+        device = self._compute.device
+        if self._size == 1:
+            raise DeviceError(f"not even one sample fits in the memory of {device}; use another device") from None
+        self._size //= 2
+        self._task.note(f"out of memory on {device}: continuing with batches of {self._size}")
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.float().cpu() if tensor.is_floating_point() else tensor.cpu()
+
+
+def accuracy(network: nn.Module, rows: Rows, labels: Tensor, batch_size: int, compute: Compute, task: Task) -> float:
+    """The share of samples whose highest logit is that of their label."""
+
+    def predicted(batch: Tensor) -> Tensor:
+        logits: Tensor = network(batch)
+        return logits.argmax(1)
+
+    parts = [part for (part,) in in_batches(network, predicted, rows, batch_size, compute, task)]
+    return float((torch.cat(parts) == labels).double().mean())

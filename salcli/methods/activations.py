@@ -1,0 +1,69 @@
+"""Energy after activations or weights were cut: ReAct, DICE, ASH."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from salcli.methods.base import Head, Known, Percentile, PostHoc, Section, method
+from salcli.methods.logits import energy
+from salcli.sal.gradients import Representation
+
+
+class PercentileParams(Section):
+    """Where to cut."""
+
+    percentile: Percentile
+
+
+@method("react", label="ReAct", paper="Sun et al., 2021")
+class React(PostHoc):
+    """Energy of features clipped at a percentile of all ID training activations."""
+
+    Params = PercentileParams
+
+    def fit(self, known: Known) -> None:
+        self.head = known.head
+        self.limit = float(np.percentile(known.features.numpy(), self.params.percentile))
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        return energy(self.head.logits(x.feature.clamp(max=self.limit)))
+
+
+@method("dice", label="DICE", paper="Sun and Li, 2022")
+class Dice(PostHoc):
+    """Energy with only the weights whose mean contribution on ID data is above a percentile of all."""
+
+    Params = PercentileParams
+
+    def fit(self, known: Known) -> None:
+        contribution = known.head.weight * known.features.mean(dim=0, dtype=torch.float64)  # K, D
+        is_kept = contribution > float(np.percentile(contribution.numpy(), self.params.percentile))
+        self.sparse = Head(known.head.weight * is_kept, known.head.bias)
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        return energy(self.sparse.logits(x.feature))
+
+
+@method("ash", label="ASH", paper="Djurisic et al., 2023")
+class Ash(PostHoc):
+    """ASH-S: energy of a sample's largest activations, times exp(sum before / sum after).
+
+    At least one activation is kept, and a sample without activations stays as it is.
+    """
+
+    Params = PercentileParams
+
+    def fit(self, known: Known) -> None:
+        self.head = known.head
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        features = x.feature.double()
+        n_kept = max(1, features.shape[1] - round(features.shape[1] * self.params.percentile / 100))
+        values, index = features.topk(n_kept, dim=1)
+        after = values.sum(dim=1)
+        ratio = torch.where(after > 0, features.sum(dim=1) / after, 1.0)
+        pruned = torch.zeros_like(features).scatter(1, index, values * ratio.exp()[:, None])
+        return energy(self.head.logits(pruned))

@@ -1,0 +1,312 @@
+"""What a method is: its name, label, paper and hyper-parameters, and how it scores, fits or trains.
+
+A method is declared where its formula is. The params schema, the rows and labels of tables, `salcli methods` and the
+table in docs/rivals.md are derived from these declarations.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from salcli.engine.augmentation import Augmentation
+from salcli.engine.batches import Batches, EndlessRows, LabeledRows, Rows
+from salcli.engine.device import Compute
+from salcli.engine.inference import in_batches
+from salcli.engine.training import Epoch, Run, reproducible
+from salcli.errors import ParamsError, SalError, unknown_name
+from salcli.models.custom import import_object
+from salcli.models.network import Classifier, NetworkSpec
+from salcli.progress import Progress, Silent
+from salcli.sal.filter import CPU
+from salcli.sal.gradients import Representation, RepresentationSource
+from salcli.sal.seeding import derived_seed
+
+# -- hyper-parameters
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Percentile = Annotated[float, Field(ge=1, lt=100)]  # from 1 on: a share such as 0.9 is a mistake
+
+
+class Section(BaseModel):
+    """A section of params.yaml: frozen, with no unknown keys and no values of another type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class SgdParams(Section):
+    """A training run by stochastic gradient descent."""
+
+    epochs: Count
+    batch_size: Annotated[int, Field(ge=2, strict=True)]
+    lr: Positive
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    weight_decay: NotNegative
+
+
+class TrainParams(SgdParams):
+    """With Nesterov momentum and a cosine schedule."""
+
+    augment: Literal["none", "flip-crop"]
+
+
+# -- methods
+
+
+class Method(ABC):  # noqa: B024
+    """A row of a table. `Params` are its hyper-parameters, which params.yaml holds under methods.NAME."""
+
+    name: ClassVar[str] = ""
+    label: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    Params: ClassVar[type[Section]] = Section
+
+    def __init__(self, params: Any = None) -> None:
+        self.params: Any = params
+
+    @classmethod
+    def from_params(cls, params: Any) -> Self:
+        """The method with its hyper-parameters of params.yaml."""
+        return cls(params.methods.of(cls.name))
+
+    @classmethod
+    def has_params(cls) -> bool:
+        return bool(cls.Params.model_fields)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last linear layer of a network, in float64 on the CPU."""
+
+    weight: Float[Tensor, "k d"]
+    bias: Float[Tensor, " k"]
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> Head:
+        return cls(layer.weight.detach().cpu().double(), layer.bias.detach().cpu().double())
+
+    def logits(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+        return features.double() @ self.weight.T + self.bias
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a post-hoc method may know before it scores: the head, labeled ID training data, unlabeled wild data."""
+
+    head: Head
+    id_train: RepresentationSource
+    wild: RepresentationSource | None = None
+    seed: int = 0
+    device: torch.device = CPU
+    note: Callable[[str], None] = lambda text: None
+
+    @cached_property
+    def features(self) -> Float[Tensor, "m d"]:
+        """Of the ID training data, in memory."""
+        return torch.cat([chunk.feature for chunk in self.id_train.chunks()])
+
+
+class PostHoc(Method):
+    """A score of the ID classifier's features and logits; it trains no network."""
+
+    needs_wild: ClassVar[bool] = False
+
+    def fit(self, known: Known) -> None:
+        """Learn what the score needs of the ID training data."""
+
+    @abstractmethod
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        """Higher = more ID-like."""
+
+    def score_training_samples(self, x: Representation) -> Float[Tensor, " n"]:
+        """Of samples that the method was fitted on."""
+        return self.score(x)
+
+    def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
+        """Of all samples of a source, chunk by chunk."""
+        score = self.score_training_samples if fitted_on else self.score
+        parts = [score(chunk).double() for chunk in source.chunks()]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+class InputScore(Method):
+    """A score that needs the samples themselves, because it takes gradients w.r.t. them."""
+
+    @abstractmethod
+    def outputs(self, network: Classifier) -> Callable[[Tensor], Tensor]:
+        """What a pass over samples computes of each batch."""
+
+    @abstractmethod
+    def score(self, outputs: Tensor) -> Float[Tensor, " n"]:
+        """Of the outputs of all samples; higher = more ID-like."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a training may use: labeled ID data, unlabeled wild data, the ID classifier. Never the truth."""
+
+    seed: int
+    training: LabeledRows
+    compute: Compute
+    spec: NetworkSpec
+    ood: str = ""
+    classifier: Classifier | None = None  # of methods that start from it
+    wild: Rows | None = None
+    is_candidate: np.ndarray | None = None  # of the wild data; for SAL alone
+    schedule: TrainParams | None = None  # of train_ood, which SAL and most rivals share
+    batch_size: int = 512  # of passes without gradients
+    progress: Progress = field(default_factory=Silent)
+
+    @contextmanager
+    def random(self, purpose: str) -> Iterator[torch.Generator]:
+        """Inside, torch's global random stream depends on the seed and the purpose alone; gives one for the order."""
+        with reproducible(self.seed, purpose) as generator:
+            yield generator
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(derived_seed(self.seed, purpose))
+
+    def logits(self, network: Classifier, rows: Rows) -> Tensor:
+        """Class logits of all rows, in evaluation mode."""
+        batches = in_batches(network, network.forward, rows, self.batch_size, self.compute, Silent())
+        return torch.cat([batch for (batch,) in batches])
+
+    def fine_tuning(
+        self, network: Classifier, others: Mapping[str, Rows], generator: torch.Generator, **options: Any
+    ) -> Run:
+        """A run with the schedule of train_ood. Each batch has ID samples and labels, then as many of each of `others`.
+
+        The draws are the same for all methods: they see the same samples in the same order.
+        """
+        assert self.schedule is not None
+        augment = self.generator(f"augment/{self.ood}")
+        sources = {name: EndlessRows(rows, self.compute, generator) for name, rows in others.items()}
+        stateful = {"augmentation": augment, **sources, **options.pop("stateful", {})}
+        return Run(
+            network=network,
+            batches=Batches(self.training, self.compute, Augmentation(self.schedule.augment, augment), sources),
+            n_samples=len(self.training),
+            params=self.schedule,
+            compute=self.compute,
+            generator=generator,
+            stateful=stateful,
+            **options,
+        )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One training run of a method. `settings` are the params that it depends on: others do not restart it."""
+
+    name: str
+    run: Run
+    settings: Mapping[str, Any]
+
+
+Phases = Generator[Phase, list[Epoch], Classifier]
+
+
+class Trained(Method):
+    """A method with a network of its own."""
+
+    network: ClassVar[type[Classifier]] = Classifier
+    needs_images: ClassVar[bool] = False
+    in_one_process: ClassVar[bool] = False  # whether its loss compares all samples of a batch
+
+    @abstractmethod
+    def phases(self, start: Start) -> Phases:
+        """Yields one run after the other; each is trained before the next is asked for. Returns the network."""
+
+    def outputs(self, network: Any) -> Callable[[Tensor], Tensor | tuple[Tensor, ...]]:
+        """What a pass over the test data computes."""
+        forward: Callable[[Tensor], Tensor | tuple[Tensor, ...]] = network.forward
+        return forward
+
+    def fit(self, network: Any, over_training_data: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> None:
+        """Learn what the score needs of the ID training data, by a pass over them."""
+
+    @abstractmethod
+    def score(self, network: Any, outputs: list[Tensor]) -> Float[Tensor, " n"]:
+        """Of what `outputs` gave for all test samples; higher = more ID-like."""
+
+    def class_logits(self, outputs: list[Tensor]) -> Float[Tensor, "n k"]:
+        """Which of the outputs the accuracy is computed from."""
+        return outputs[0]
+
+    def is_short(self) -> bool:
+        """Whether the params train less than the method's authors do; tables then say so."""
+        return False
+
+
+class WildTrained(Trained):
+    """Trained with labeled ID data and the wild data: SAL and its rivals."""
+
+
+class IdTrained(Trained):
+    """Trained from scratch on labeled ID data alone, in another way than the ID classifier."""
+
+
+# -- finding methods
+
+M = TypeVar("M", bound=type[Method])
+_BUILT_IN: dict[str, type[Method]] = {}
+FAMILIES = Path(__file__).parent
+
+
+def method(name: str, *, label: str, paper: str) -> Callable[[M], M]:
+    """Declare a method under the name that params.yaml and the CLI use."""
+
+    def declare(declared: M) -> M:
+        declared.name, declared.label, declared.paper = name, label, paper
+        _BUILT_IN[name] = declared
+        return declared
+
+    return declare
+
+
+def built_in(kind: type[Method] = Method) -> dict[str, type[Method]]:
+    """All methods of a kind that come with salcli, in a fixed order."""
+    for family in sorted(module.name for module in iter_modules([str(FAMILIES)])):
+        import_module(f"salcli.methods.{family}")
+    return {name: _BUILT_IN[name] for name in sorted(_BUILT_IN) if issubclass(_BUILT_IN[name], kind)}
+
+
+def is_custom_method(name: str) -> bool:
+    """Whether it is MODULE:NAME, a class of the user's."""
+    return ":" in name
+
+
+def find_method(name: str, kind: type[Method] = Method) -> type[Method]:
+    """The method of a name. MODULE:NAME is imported, which runs the user's code."""
+    known = built_in(kind)
+    if name in known:
+        return known[name]
+    if not is_custom_method(name):
+        raise unknown_name("method", name, known)
+    found = import_object(name, "method")
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise SalError(f"{name} is not a class derived from salcli.methods.base.{kind.__name__}; see docs/extending.md")
+    found.name, found.label = name, found.label or found.__name__
+    return found
+
+
+def check_count(key: str, value: int, at_most: int, of_what: str) -> None:
+    if value > at_most:
+        raise ParamsError(f"{key} is {value}, but there are only {at_most} {of_what}")

@@ -1,0 +1,48 @@
+"""Scores of the logits, and of nothing but one forward pass: MSP, Energy, GradNorm."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from salcli.methods.base import PostHoc, method
+from salcli.sal.gradients import Representation
+
+
+def msp(logits: Float[Tensor, "n k"], temperature: float = 1.0) -> Float[Tensor, " n"]:
+    return (logits.double() / temperature).softmax(dim=1).amax(dim=1)
+
+
+def energy(logits: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
+    """Minus the energy of its authors, at temperature 1: higher = more ID-like."""
+    return logits.double().logsumexp(dim=1)
+
+
+def gradnorm(features: Float[Tensor, "n d"], logits: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
+    """‖p − uniform‖₁ · ‖f‖₁: the gradient is an outer product, so its norm is a product and needs no backward pass."""
+    spread = (logits.double().softmax(dim=1) - 1 / logits.shape[1]).abs().sum(dim=1)
+    return spread * features.double().abs().sum(dim=1)
+
+
+@method("msp", label="MSP", paper="Hendrycks and Gimpel, 2017")
+class Msp(PostHoc):
+    """The largest softmax probability."""
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        return msp(x.logits)
+
+
+@method("energy", label="Energy", paper="Liu et al., 2020")
+class Energy(PostHoc):
+    """logsumexp of the logits."""
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        return energy(x.logits)
+
+
+@method("gradnorm", label="GradNorm", paper="Huang et al., 2021")
+class GradNorm(PostHoc):
+    """L1 norm of the head's gradient towards uniform targets."""
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        return gradnorm(x.feature, x.logits)

@@ -1,0 +1,217 @@
+"""SAL: τ as the filter's params define it, the OOD classifier g_θ, and τ as a post-hoc score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from salcli.engine.batches import Batch
+from salcli.engine.device import processes
+from salcli.engine.training import BatchResult
+from salcli.methods.base import (
+    Count,
+    Known,
+    Phase,
+    Phases,
+    Positive,
+    PostHoc,
+    Section,
+    Share,
+    Start,
+    TrainParams,
+    WildTrained,
+    method,
+)
+from salcli.models.network import OodClassifier
+from salcli.progress import Silent, Task
+from salcli.sal.filter import CPU, class_agnostic_scores, class_conditional_scores, reference_gradients
+from salcli.sal.gradients import FactorSource, Gradients, Representation, RepresentationSource
+from salcli.sal.objective import sal_objective
+from salcli.sal.seeding import generator
+
+TAU = "sal"  # the name of τ among the filter's scores
+
+
+class FilterParams(Section):
+    """How candidate outliers are separated from the wild data."""
+
+    score: str
+    threshold_quantile: Share
+    calibration: Literal["holdout", "train", "id-svd"]
+    svd: Literal["class-conditional", "class-agnostic"]
+    reference: Literal["class-conditional", "global"]
+    n_vectors: Count
+    gradient: Literal["full", "predicted-row"]
+    labels: Literal["predicted", "random"]
+
+    @model_validator(mode="after")
+    def _calibration_fits_score(self) -> Self:
+        if self.calibration == "id-svd" and self.score != TAU:
+            raise ValueError(
+                f"calibration id-svd is about singular vectors, which only score sal has, not {self.score}; "
+                "use holdout or train"
+            )
+        if self.calibration == "train" and self.score == "auto":
+            raise ValueError(
+                "score auto needs calibration holdout: on the data that scores are fitted to, the one that overfits "
+                "most would win"
+            )
+        return self
+
+
+class TrainOodParams(TrainParams):
+    """How the OOD classifier is trained."""
+
+    loss_weight: Positive
+    candidate_id: bool
+    review: Annotated[str, Field(min_length=1)] | None
+
+
+def unlabeled(source: RepresentationSource, params: FilterParams, seed: int, what: str) -> Gradients:
+    """Gradients of samples whose labels are not known: predicted, or random. `what` names the samples.
+
+    Held-out ID samples are treated just as wild ones are.
+    """
+    label = source.predicted
+    if params.labels == "random":
+        drawn = generator(seed, f"random-labels, {what}").integers(source.n_classes, size=len(source))
+        label = torch.from_numpy(drawn)
+    return Gradients(source, label, params.gradient == "predicted-row")
+
+
+def labeled(source: RepresentationSource, params: FilterParams) -> Gradients:
+    """Gradients with the true labels."""
+    return Gradients(source, source.label, params.gradient == "predicted-row")
+
+
+def tau(
+    spectrum_of: FactorSource,
+    sources: Sequence[FactorSource],
+    id_train: FactorSource,
+    n_classes: int,
+    params: FilterParams,
+    device: torch.device = CPU,
+    task: Task | None = None,
+) -> list[Float[Tensor, " n"]]:
+    """τ of every source (Eq. 6), with ∇̄ of the ID training data and v of the wild data, or of `spectrum_of`.
+
+    Computed in float64: on a CPU, or on a GPU that has it. Class-conditional scores of samples whose class does not
+    occur in `spectrum_of` are NaN.
+    """
+    per_class_reference = params.reference == "class-conditional"
+    device = device if device.type == "cuda" else CPU
+    if params.svd == "class-agnostic":
+        reference = reference_gradients(id_train, n_classes, class_conditional=per_class_reference)
+        return class_agnostic_scores(spectrum_of, sources, reference.to(device), params.n_vectors, processes())
+    shared = None if per_class_reference else reference_gradients(id_train, n_classes, class_conditional=False)
+    scores = class_conditional_scores(
+        spectrum_of,
+        sources,
+        id_train,
+        _own_classes(n_classes, task or Silent()),
+        params.n_vectors,
+        shared_reference=shared,
+        device=device,
+    )
+    return [_first_defined(processes().collect(own)) for own in scores]
+
+
+def _own_classes(n_classes: int, task: Task) -> Iterator[int]:
+    """Each class is a problem of its own, so each process takes some."""
+    for k in range(processes().rank, n_classes, processes().size):
+        yield k
+        task.advance(processes().size)
+
+
+def _first_defined(scores: list[Tensor]) -> Tensor:
+    """Each process scored some classes and left NaN for the others."""
+    return reduce(lambda first, second: torch.where(first.isnan(), second, first), scores)
+
+
+@method("sal-posthoc", label="SAL (post-hoc)", paper="Du et al., 2024")
+class SalPostHoc(PostHoc):
+    """−τ of test samples, with ∇̄ and v of the filter; nothing is trained. Its params are the filter section."""
+
+    needs_wild = True
+
+    @classmethod
+    def from_params(cls, params: Any) -> Self:
+        return cls(params.filter)
+
+    def fit(self, known: Known) -> None:
+        self.known = known
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        return self.scores(x)
+
+    def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
+        """Where no wild sample is predicted as a class, there is no outlier of that class to look like: τ is 0.
+
+        That is also its value along every direction in which the wild gradients do not spread.
+        """
+        known, params = self.known, self.params
+        assert known.wild is not None
+        test, wild = unlabeled(source, params, known.seed, "test"), unlabeled(known.wild, params, known.seed, "wild")
+        (outlier_score,) = tau(wild, [test], labeled(known.id_train, params), source.n_classes, params, known.device)
+        is_finite = torch.cat(
+            [torch.ones(0, dtype=torch.bool)] + [x.feature.isfinite().all(1) for x in source.chunks()]
+        )
+        undefined = outlier_score.isnan() & is_finite
+        if n_undefined := int(undefined.sum()):
+            known.note(
+                f"sal-posthoc: {n_undefined} test samples are of classes that no wild sample is predicted as; "
+                "nothing in the wild data speaks against them, so they count as ID"
+            )
+        return -torch.where(undefined, 0.0, outlier_score)
+
+
+class Sal(WildTrained):
+    """The OOD classifier g_θ: candidate outliers against ID data (Eq. 8). Its params are the train_ood section.
+
+    It is not registered: its rows are the variants that params.yaml names.
+    """
+
+    name, label, paper = "sal", "SAL", "Du et al., 2024"
+    Params = TrainOodParams
+    network = OodClassifier
+
+    def phases(self, start: Start) -> Phases:
+        assert start.classifier is not None
+        assert start.wild is not None
+        assert start.is_candidate is not None
+        others = {"outliers": start.wild.select(start.is_candidate)}
+        if self.params.candidate_id:
+            others["wild_id"] = start.wild.select(~start.is_candidate)
+        with start.random(f"train-ood/{start.ood}") as generator:
+            network = OodClassifier.on_top_of(start.classifier)
+            objective = partial(_objective, loss_weight=self.params.loss_weight)
+            run = start.fine_tuning(network, others, generator, objective=objective)
+            # what counts is what a review says, not where it is stored
+            yield Phase("", run, self.params.model_dump(exclude={"review"}))
+        return network
+
+    def score(self, network: OodClassifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
+        return outputs[1].double()
+
+
+def _objective(network: nn.Module, batch: Batch, *, loss_weight: float) -> BatchResult:
+    """`batch`: ID samples, their labels, as many outliers, and maybe as many wild samples that count as ID."""
+    samples, labels, *others = batch
+    n = len(labels)
+    # one pass, so that batch norm sees the mixture that it will see in use
+    class_logits, ood_logit = network(torch.cat([samples, *others]))
+    id_logit, outlier_logit = torch.cat([ood_logit[:n], ood_logit[2 * n :]]), ood_logit[n : 2 * n]
+    loss = sal_objective(class_logits[:n], labels, id_logit, outlier_logit, loss_weight)
+    return BatchResult(loss, (class_logits[:n].argmax(1) == labels).sum())
+
+
+def variant_label(variant: str) -> str:
+    """What a table calls a variant: sal is SAL, sal-paper is SAL (paper)."""
+    rest = variant.removeprefix(Sal.name).lstrip("-")
+    return f"{Sal.label} ({rest})" if rest else Sal.label

@@ -1,0 +1,281 @@
+"""STEP: SimCLR on ID and wild images, then a linear projection that keeps neighbours and draws the rest apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from salcli.engine.augmentation import Distortions
+from salcli.engine.batches import Batch, Batches, LabeledRows, Rows, check_views_exist, viewed
+from salcli.engine.inference import in_batches
+from salcli.engine.training import STEPS_BETWEEN_LOSSES, Run, SgdConfig
+from salcli.errors import TrainingError
+from salcli.methods.base import (
+    Count,
+    NotNegative,
+    Phase,
+    Phases,
+    Positive,
+    Section,
+    SgdParams,
+    Start,
+    WildTrained,
+    method,
+)
+from salcli.methods.contrastive import Projection, contrast_objective
+from salcli.models.network import Classifier, NetworkSpec
+
+BATCH_OF_FEATURES = 512
+ADAM_BETA2 = 0.999
+AUTHORS_EPOCHS, AUTHORS_STEPS = 500, 1500  # of the features, of the projection
+
+
+class StructureParams(Section):
+    """The projection, and the neighbours that it keeps."""
+
+    neighbours: Annotated[int, Field(ge=2, strict=True)]
+    ridge: Positive
+    steps: Count
+    batch_size: Count
+    lr: Positive
+    weight_decay: NotNegative
+    margin: Positive
+
+
+class StepParams(SgdParams):
+    """SimCLR by Adam, whose β₁ is the momentum; then the projection."""
+
+    temperature: Positive
+    projection: Count
+    smallest_crop: Annotated[float, Field(gt=0, le=1)]
+    structure: StructureParams
+
+
+class StepNetwork(Classifier):
+    """Its head is the projection. Its class logits are minus the distances to the centres, so the highest is the score.
+
+    The projection is as wide as the backbone's last features (the authors' choice).
+    """
+
+    kind: ClassVar[str] = "step"
+    centres: Tensor
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__(spec)
+        width = self.backbone.n_features
+        self.head = nn.Linear(sum(self.backbone.level_widths), width, bias=False)
+        self.register_buffer("centres", torch.zeros(spec.n_classes, width))
+
+    @classmethod
+    def on_top_of(cls, classifier: Classifier) -> StepNetwork:
+        """Take the backbone of a trained network; the projection starts from random weights."""
+        network = cls(classifier.spec)
+        network.backbone.load_state_dict(classifier.backbone.state_dict())
+        return network
+
+    def set_centres(self, id_features: Tensor, labels: Tensor) -> None:
+        """The mean of each class of the labeled data, projected."""
+        with torch.no_grad():
+            projected = self.head(id_features).cpu()  # sums in double precision, which not every device has
+            self.centres.copy_(class_centres(projected, labels.cpu(), self.spec.n_classes))
+
+    def features(self, images: Tensor) -> Tensor:
+        """The features of all depths side by side (n × D)."""
+        return self._features_of_normalised(self.normalised(images))
+
+    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.features(images)
+        return features, self.class_scores(features)
+
+    def logits_of_normalised(self, normalised: Tensor) -> Tensor:
+        return self.class_scores(self._features_of_normalised(normalised))
+
+    def _features_of_normalised(self, normalised: Tensor) -> Tensor:
+        return torch.cat(self.backbone.levels(normalised), dim=1)
+
+    def class_scores(self, features: Tensor) -> Tensor:
+        """Minus the distance to each class centre (n × K)."""
+        return centre_scores(self.head(features).float(), self.centres)
+
+
+@method("step", label="STEP", paper="Zhou et al., 2021")
+class Step(WildTrained):
+    """Distance to class centres in a projection that keeps the neighbours of ID and wild samples together.
+
+    The network has the shape of the ID classifier's, but not its weights.
+    """
+
+    Params = StepParams
+    network = StepNetwork
+    needs_images = True
+    in_one_process = True
+
+    def phases(self, start: Start) -> Phases:
+        check_views_exist(self.name, "rivals", start.training)
+        assert start.wild is not None
+        own: StepParams = self.params
+        together = _together(start.training, start.wild)
+        with start.random(f"train-step/{start.ood}") as generator:
+            encoder = Classifier(start.spec)
+            draws = start.generator(f"step views/{start.ood}")
+            images = Batches(together, start.compute)
+            run = Run(
+                network=Projection(encoder, own.projection),
+                objective=partial(contrast_objective, n_views=2, temperature=own.temperature),
+                batches=viewed(images, partial(_views, Distortions(own.smallest_crop, draws))),
+                n_samples=len(together),
+                params=own,
+                compute=start.compute,
+                generator=generator,
+                stateful={"views": draws},
+                optimizer=_adam,
+            )
+            yield Phase("contrast", run, own.model_dump(exclude={"structure"}))
+        with start.random(f"train-step/{start.ood}/projection") as generator:
+            network = StepNetwork.on_top_of(encoder)
+            self._project(network, together.rows, start, generator)
+        return network
+
+    def _project(self, network: StepNetwork, rows: Rows, start: Start, generator: torch.Generator) -> None:
+        """Fit the projection to the neighbours of all samples, then take the centres of the labeled ones."""
+        own, device = self.params.structure, start.compute.device
+        with start.progress.task("STEP, features", len(rows), "samples") as task:
+            batches = in_batches(network, network.features, rows, BATCH_OF_FEATURES, start.compute, task)
+            features = torch.cat([part for (part,) in batches])
+        known = features[: len(start.training)]
+        try:
+            to_white = whitening(known, own.ridge)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            raise TrainingError(
+                "the covariance of the features has no inverse; raise methods.step.structure.ridge "
+                f"(it is {own.ridge:g})"
+            ) from None
+        graph = NeighbourGraph.of(features.double() @ to_white.T, own.neighbours - 1)
+        with start.progress.task("STEP, projection", own.steps, "steps") as task:
+            losses = projection_steps(network.head, features.to(device), graph, own, generator)
+            for step, loss in enumerate(losses, start=1):
+                is_shown = step % STEPS_BETWEEN_LOSSES == 0 or step == own.steps
+                task.advance(1, **({"loss": _finite(float(loss), own.lr)} if is_shown else {}))
+        network.set_centres(known.to(device), start.training.labels)
+
+    def score(self, network: StepNetwork, outputs: list[Tensor]) -> Float[Tensor, " n"]:
+        return outputs[0].double().amax(1)
+
+    def is_short(self) -> bool:
+        return bool(self.params.epochs < AUTHORS_EPOCHS or self.params.structure.steps < AUTHORS_STEPS)
+
+
+def _together(training: LabeledRows, wild: Rows) -> LabeledRows:
+    """ID training and wild samples in this order, each a class of its own: nothing is known of the wild ones."""
+    index = np.concatenate([training.rows.index, wild.index])  # both count through the ID set first
+    return LabeledRows(Rows(wild.arrays, index), torch.arange(len(index)), len(index))
+
+
+def _views(distort: Distortions, images: Tensor, itself: Tensor) -> Batch:
+    return distort(distort.mirrored(images.repeat(2, 1, 1, 1))), itself.repeat(2)
+
+
+def _adam(weights: Iterable[nn.Parameter], params: SgdConfig) -> torch.optim.Optimizer:
+    betas = (params.momentum, ADAM_BETA2)
+    return torch.optim.Adam(weights, params.lr, betas=betas, weight_decay=params.weight_decay)
+
+
+def _finite(loss: float, lr: float) -> float:
+    if not math.isfinite(loss):
+        raise TrainingError(
+            f"the loss of STEP's projection is NaN or infinite; try a smaller methods.step.structure.lr (it is {lr:g})"
+        )
+    return loss
+
+
+def whitening(id_features: Float[Tensor, "m d"], ridge: float) -> Float[Tensor, "d d"]:
+    """W with WᵀW = (Σ + ridge · I)⁻¹, Σ the covariance of the labeled data: ‖Wx − Wy‖ is a Mahalanobis distance."""
+    exact = id_features.double()
+    centred = exact - exact.mean(0)
+    covariance = centred.T @ centred / max(1, len(exact) - 1)
+    factor = torch.linalg.cholesky(covariance + ridge * torch.eye(len(covariance), dtype=torch.float64))
+    matrix: Tensor = torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=torch.float64), upper=False)
+    return matrix
+
+
+@dataclass(frozen=True)
+class NeighbourGraph:
+    """The nearest neighbours of each point, itself left out, and how far they are."""
+
+    index: Int[Tensor, "n k"]
+    distance: Float[Tensor, "n k"]
+
+    @classmethod
+    def of(cls, points: Float[Tensor, "n d"], k: int) -> NeighbourGraph:
+        """Exact, and in bounded memory: scikit-learn goes block by block. Few points have fewer neighbours."""
+        from sklearn.neighbors import NearestNeighbors  # slow to load, and scores do without it
+
+        found = NearestNeighbors(n_neighbors=min(k, len(points) - 1), algorithm="brute").fit(points.double().numpy())
+        distance, index = found.kneighbors()
+        return cls(torch.from_numpy(index), torch.from_numpy(distance))
+
+
+def structure_loss(
+    anchor: Float[Tensor, "b d"],
+    neighbour: Float[Tensor, "b d"],
+    other: Float[Tensor, "b d"],
+    limit: Float[Tensor, " b"],
+    margin: float,
+) -> Float[Tensor, ""]:
+    """Of projected points: anchors, each with one of its neighbours and with any other point.
+
+    Keep: the squared distance to a neighbour shall not exceed its limit. Unzip: any two points shall be far apart,
+    until the mean over all pairs and coordinates of their squared difference reaches the margin.
+    """
+    keep = ((anchor - neighbour).square().sum(1) - limit).clamp(min=0).mean()
+    unzip = (margin - (anchor - other).square().mean()).clamp(min=0)
+    return keep + unzip
+
+
+def projection_steps(
+    projection: nn.Linear,
+    features: Float[Tensor, "n d"],
+    graph: NeighbourGraph,
+    schedule: StructureParams,
+    generator: torch.Generator,
+) -> Iterator[Tensor]:
+    """Fit the projection to all points, labeled and wild; gives the loss of each step as it is done.
+
+    Draws on the CPU, so that the same seed gives the same triples on every device.
+    """
+    n, k = graph.index.shape
+    # the authors' index gives squared distances, and their loss squares what it is given
+    limit = graph.distance.pow(4)
+    optimizer = torch.optim.Adam(projection.parameters(), lr=schedule.lr, weight_decay=schedule.weight_decay)
+    for _ in range(schedule.steps):
+        anchor, other = torch.randint(0, n, (2, schedule.batch_size), generator=generator)
+        column = torch.randint(0, k, (schedule.batch_size,), generator=generator)
+        neighbour = graph.index[anchor, column]
+        near, joined, far = (projection(features[which.to(features.device)]) for which in (anchor, neighbour, other))
+        loss = structure_loss(near, joined, far, limit[anchor, column].to(features), schedule.margin)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        yield loss.detach()
+
+
+def class_centres(points: Float[Tensor, "m d"], labels: Int[Tensor, " m"], n_classes: int) -> Float[Tensor, "c d"]:
+    """The mean of each class. A class without a sample is never the nearest: its centre is NaN."""
+    count = labels.bincount(minlength=n_classes)
+    total = points.double().new_zeros(n_classes, points.shape[1]).index_add(0, labels, points.double())
+    return (total / count[:, None]).to(points)
+
+
+def centre_scores(points: Float[Tensor, "n d"], centres: Float[Tensor, "c d"]) -> Float[Tensor, "n c"]:
+    """Minus the distance to each centre: the nearest class scores highest, and its score is how ID-like a point is."""
+    distance = torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    return -torch.where(distance.isnan() & points.isfinite().all(1)[:, None], torch.inf, distance)

@@ -1,0 +1,1 @@
+"""params.yaml: its schema, reading it, presets."""

@@ -1,0 +1,116 @@
+"""Reading params.yaml as plain values, setting overrides, and editing its text. Needs neither pydantic nor torch."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+from salcli.errors import ParamsError
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ParamsError(
+            f"{path} does not exist; start salcli in a folder with a params.yaml, or name one with --params"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParamsError(f"{path} cannot be read: {error}") from None
+    content = _parse(text, path.name)
+    if content is None:
+        raise ParamsError(f"{path.name} is empty")
+    if not isinstance(content, dict):
+        raise ParamsError(f"{path.name} must hold keys and values, got {content!r:.60}")
+    return content
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """KEY=VALUE of --set: a dotted key and a YAML value."""
+    key, separator, value = text.partition("=")
+    if not separator or not all(part.strip() for part in key.split(".")):
+        raise ParamsError(f"--set {text}: must be KEY=VALUE, for example --set filter.threshold_quantile=0.9")
+    return key.strip(), _parse(value, f"--set {text}: the value")
+
+
+def _parse(text: str, name: str) -> Any:
+    """YAML 1.2, as DVC reads it: 1e-3 is a number."""
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except Exception as error:  # odd text gives odd exceptions: !!bool x is a KeyError
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark and "\n" in text else ""
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ParamsError(f"{name} is not valid YAML: {problem}{line}") from None
+
+
+def lookup(content: Mapping[str, Any], key: str) -> Any:
+    """The value behind a dotted key, None where there is none."""
+    value: Any = content
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with every dotted key set. Unknown keys are set too: validation then names them."""
+    merged = deepcopy(dict(content))
+    for key, value in overrides.items():
+        _set(merged, key, value)
+    return merged
+
+
+def _set(content: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        if not isinstance(content.get(section), dict):
+            content[section] = {}
+        content = content[section]
+    content[last] = value
+
+
+def edited(text: str, values: Mapping[str, Any]) -> str:
+    """The text of a params file with dotted keys set; everything else, comments too, stays as it is.
+
+    Unknown keys are set as well: validation then names them.
+    """
+    if not values:
+        return text
+    yaml = YAML()  # round trip: as safe as its safe loader, and keeps comments
+    yaml.width = 4096  # never breaks a line
+    yaml.preserve_quotes = True
+    yaml.representer.add_representer(type(None), _null)
+    content = yaml.load(text)
+    for key, value in values.items():
+        _set(content, key, _as_written(value))
+    written = StringIO()
+    yaml.dump(content, written)
+    return written.getvalue()
+
+
+def _null(representer: Any, _: None) -> Any:
+    """Spelled out: ruamel would write nothing after the colon."""
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+def _as_written(value: Any) -> Any:
+    """Lists and mappings stay on one line, as people write them."""
+    if not isinstance(value, list | dict):
+        return value
+    items = CommentedSeq(value) if isinstance(value, list) else CommentedMap(value)
+    items.fa.set_flow_style()
+    return items
+
+
+def params_data_root(params_file: Path) -> str | None:
+    """data.root of a params file; None where there is no such file or key."""
+    if not params_file.exists():
+        return None
+    root = lookup(read_yaml(params_file), "data.root")
+    if root is not None and not (isinstance(root, str) and root.strip()):
+        raise ParamsError(f"{params_file}: data.root must be a folder, got {root!r:.60}")
+    return root

@@ -1,0 +1,530 @@
+"""params.yaml as frozen, typed sections. Holds no defaults: every key stands in the file.
+
+The hyper-parameters of a method are declared with the method (salcli/methods); everything else is declared here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from salcli.data.catalogue import DATA_SETS, labeled_sets
+from salcli.data.folders import NAME, RESERVED
+from salcli.errors import ParamsError, SalError, did_you_mean, unknown_name
+from salcli.methods.base import (
+    Count,
+    IdTrained,
+    InputScore,
+    Method,
+    PostHoc,
+    Section,
+    Share,
+    TrainParams,
+    WildTrained,
+    built_in,
+    find_method,
+    is_custom_method,
+)
+from salcli.methods.sal import TAU, FilterParams, Sal, TrainOodParams
+from salcli.models.backbones import check_backbone_name, import_path, is_hooked, wide_resnet_size
+from salcli.models.custom import make_importable
+from salcli.params.reading import lookup, read_yaml, with_overrides
+from salcli.store.layout import UNKNOWN, Experiment
+
+T = TypeVar("T")
+VARIANT_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
+NOT_VARIANTS = {
+    "representation",
+    "networks",
+    "evaluation",
+    "average",
+}  # folders beside those of the variants, a table row
+AUTO = "auto"
+
+# -- checks of single values
+
+
+def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    repeated = sorted({str(item) for item in items if items.count(item) > 1})
+    if repeated:
+        raise ValueError(f"must name each item once, got {', '.join(repeated)} more than once")
+    return items
+
+
+def _some_each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+    if not items:
+        raise ValueError("must name at least one item, got []")
+    return _each_once(items)
+
+
+def _custom_sets(paths: dict[str, str]) -> dict[str, str]:
+    """Names that can be part of commands, file names and dvc.yaml, and are not those of known sets."""
+    for name in paths:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"a set's name must be of a-z, 0-9, - and _, and start with a letter, got {name!r}")
+        if name in DATA_SETS or name in RESERVED:
+            raise ValueError(f"{name} is taken; choose another name")
+    return paths
+
+
+def _labeled_set(name: str, info: ValidationInfo) -> str:
+    sets = [*labeled_sets(), *info.data.get("custom", ())]
+    if name not in sets:
+        raise ValueError(str(unknown_name("ID set", name, sets)))
+    return name
+
+
+def _ood_set(name: str, info: ValidationInfo) -> str:
+    sets = [*DATA_SETS, *info.data.get("custom", ())]
+    if name not in sets:
+        raise ValueError(str(unknown_name("OOD set", name, sets)))
+    return name
+
+
+def _not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    if info.data.get("id") in names:
+        raise ValueError(f"must not name the ID set, got {info.data['id']}")
+    return names
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shares(value: object) -> tuple[float | str, ...]:
+    """Shares of OOD data, or only `unknown`. They become part of paths, so 1.0 must be written as DVC writes it: 1."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"must be a list, got {value!r} (did you mean [{value}]?)")
+    for one in value:
+        if one != UNKNOWN and not (_is_number(one) and 0 < one <= 1):
+            raise ValueError(f"must be shares above 0 and at most 1, or [unknown], got {one!r}")
+        if one != UNKNOWN and str(one) != f"{one:g}":
+            raise ValueError(f"write {one:g} instead of {one}")
+    if UNKNOWN in value and len(value) > 1:
+        raise ValueError("must be either shares or [unknown]")
+    return _some_each_once(tuple(value))
+
+
+def _test_share(value: object) -> object:
+    if value == "official" or (_is_number(value) and 0 < value < 1):  # type: ignore[operator]
+        return value
+    raise ValueError(f"must be official, or a share between 0 and 1, got {value!r}")
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", name):  # torch knows no larger numbers
+        raise ValueError(str(unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])))
+    return name
+
+
+def _backbone(name: str) -> str:
+    try:
+        return check_backbone_name(name)
+    except SalError as error:
+        raise ValueError(str(error)) from None
+
+
+def _channel_values(*, positive: bool) -> PlainValidator:
+    def check(value: object) -> object:
+        if value == AUTO:
+            return value
+        numbers = value if isinstance(value, list | tuple) else ()
+        if not numbers or not all(_is_number(one) and (one > 0 or not positive) for one in numbers):
+            kind = "positive number" if positive else "number"
+            raise ValueError(f"must be auto, or a list with one {kind} for each channel, got {value!r}")
+        return tuple(float(one) for one in numbers)
+
+    return PlainValidator(check)
+
+
+def _method_of(kind: type[Method]) -> AfterValidator:
+    def check(name: str) -> str:
+        try:
+            find_method(name, kind)
+        except SalError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+    return AfterValidator(check)
+
+
+def separators() -> list[str]:
+    """The built-in scores that `filter` can separate with, beside auto; τ first."""
+    post_hoc = [name for name, found in built_in(PostHoc).items() if not getattr(found, "needs_wild", False)]
+    return [TAU, *post_hoc, *built_in(InputScore)]
+
+
+def _filter_score(section: FilterParams) -> FilterParams:
+    if section.score not in (*separators(), AUTO) and not is_custom_method(section.score):
+        raise ValueError(str(unknown_name("score", section.score, [*separators(), AUTO])))
+    return section
+
+
+def _names(kind: type[Method]) -> Any:
+    """A list of methods, each once."""
+    return Annotated[tuple[Annotated[str, _method_of(kind)], ...], Field(strict=False), AfterValidator(_each_once)]
+
+
+OodSets = Annotated[tuple[Annotated[str, AfterValidator(_ood_set)], ...], Field(strict=False)]
+Path_ = Annotated[str, Field(min_length=1)]
+
+# -- sections
+
+
+class IdShares(Section):
+    """Shares of the four disjoint parts of the ID data."""
+
+    train: Share
+    calibration: Share
+    wild: Annotated[float, Field(ge=0, lt=1)]  # 0 where wild data come as they are
+    test: Annotated[float | Literal["official"], PlainValidator(_test_share)]  # official: the published test samples
+
+    @model_validator(mode="after")
+    def _add_up(self) -> Self:
+        total = self.train + self.calibration + self.wild + (0 if self.test == "official" else self.test)
+        if not math.isclose(total, 1, abs_tol=1e-6):
+            others = "train, calibration and wild " if self.test == "official" else ""
+            raise ValueError(f"{others}must add up to 1, got {total:g}")
+        return self
+
+
+class DataParams(Section):
+    """What is ID, what is OOD, and how they are mixed."""
+
+    root: Path_
+    custom: Annotated[dict[str, Path_], AfterValidator(_custom_sets)]
+    id: Annotated[str, AfterValidator(_labeled_set)]
+    ood: Annotated[OodSets, AfterValidator(_some_each_once), AfterValidator(_not_the_id_set)]
+    test_ood: Annotated[OodSets, AfterValidator(_each_once), AfterValidator(_not_the_id_set)]
+    image_size: Count
+    channels: Literal[1, 2, 3]
+    on_bad_image: Literal["fail", "skip"]
+    pi: Annotated[tuple[float | str, ...], PlainValidator(_shares)]
+    id_shares: IdShares
+    ood_wild_share: Share
+
+    @model_validator(mode="after")
+    def _mixed_or_not(self) -> Self:
+        if UNKNOWN in self.pi and self.id_shares.wild > 0:
+            raise ValueError("pi is unknown: the wild data come as they are, so id_shares.wild must be 0")
+        if UNKNOWN not in self.pi and self.id_shares.wild == 0:
+            raise ValueError("id_shares.wild is 0, which is for wild data that come as they are: set pi to [unknown]")
+        return self
+
+
+class ModelParams(Section):
+    """The network, and what its input is normalised with (on a scale of 0 to 1; auto: of the training images)."""
+
+    backbone: Annotated[str, AfterValidator(_backbone)]
+    head: Path_ | None
+    code: Path_
+    drop_rate: Annotated[float, Field(ge=0, lt=1)]
+    mean: Annotated[tuple[float, ...] | Literal["auto"], _channel_values(positive=False)]
+    std: Annotated[tuple[float, ...] | Literal["auto"], _channel_values(positive=True)]
+
+    @model_validator(mode="after")
+    def _options_fit_backbone(self) -> Self:
+        if self.drop_rate > 0 and wide_resnet_size(self.backbone) is None:
+            raise ValueError(f"drop_rate must be 0 for {self.backbone}: only a wide ResNet (wrn-40-2) has dropout")
+        if self.head is not None and not is_hooked(self.backbone):
+            raise ValueError(f"head must be null for {self.backbone}: only MODULE:NAME and timm:NAME have one to name")
+        return self
+
+
+class NumericsParams(Section):
+    """Precision and kernels."""
+
+    precision: Literal["float32", "bfloat16", "float16"]
+    deterministic: bool
+    compile: bool
+
+
+class TrainIdParams(TrainParams):
+    """How the ID classifier is trained, or where its weights come from."""
+
+    epochs: Annotated[int, Field(ge=0, strict=True)]
+    weights: Path_ | None
+
+
+def _trained_somehow(train_id: TrainIdParams, info: ValidationInfo) -> TrainIdParams:
+    """A custom network may come with its weights."""
+    model: ModelParams | None = info.data.get("model")
+    if train_id.epochs == 0 and train_id.weights is None and not (model and import_path(model.backbone)):
+        raise ValueError("epochs is 0, so weights must name a file; or train for at least one epoch")
+    return train_id
+
+
+class ExtractGradsParams(Section):
+    """The pass that extracts features and logits."""
+
+    batch_size: Count
+
+
+class EvaluateParams(Section):
+    """Which methods are compared."""
+
+    methods: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_some_each_once)]
+    batch_size: Count
+
+
+class _MethodsBase(Section):
+    """Hyper-parameters by method. Those of custom methods, MODULE:NAME, are kept apart."""
+
+    custom: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_custom_apart(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        custom = {name: value for name, value in raw.items() if is_custom_method(str(name))}
+        return {
+            **{name: value for name, value in raw.items() if name not in custom},
+            **({"custom": custom} if custom else {}),
+        }
+
+    @model_validator(mode="after")
+    def _validate_custom(self) -> Self:
+        for name, raw in self.custom.items():
+            try:
+                self.custom[name] = find_method(name).Params.model_validate(raw or {})
+            except ValidationError as error:
+                raise ValueError(f"{name}\n{error_lines(error, find_method(name).Params)}") from None
+            except SalError as error:
+                raise ValueError(str(error)) from None
+        return self
+
+    def of(self, name: str) -> Any:
+        """One method's, by the name that params.yaml uses."""
+        if is_custom_method(name):
+            return self.custom[name] if name in self.custom else find_method(name).Params()
+        return getattr(self, name.replace("-", "_"), None)
+
+
+def _methods_section() -> Any:
+    fields: dict[str, Any] = {
+        name.replace("-", "_"): (found.Params, Field(alias=name))
+        for name, found in built_in().items()
+        if found.has_params()
+    }
+    return create_model("MethodsParams", __base__=_MethodsBase, **fields)
+
+
+if TYPE_CHECKING:
+    MethodsParams = _MethodsBase
+else:
+    MethodsParams = _methods_section()
+
+
+class Params(Section):
+    """All of params.yaml."""
+
+    seeds: Annotated[
+        tuple[Annotated[int, Field(ge=0, lt=2**32, strict=True)], ...],
+        Field(strict=False),
+        AfterValidator(_some_each_once),
+    ]
+    variants: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_some_each_once)]
+    variant: dict[str, dict[str, dict[str, Any]]]
+    rivals: _names(WildTrained)  # type: ignore[valid-type]
+    encoders: _names(IdTrained)  # type: ignore[valid-type]
+    device: Annotated[str, AfterValidator(_device)]
+    launcher: Path_
+    numerics: NumericsParams
+    data: DataParams
+    model: ModelParams
+    train_id: Annotated[TrainIdParams, AfterValidator(_trained_somehow)]
+    extract_grads: ExtractGradsParams
+    filter: Annotated[FilterParams, AfterValidator(_filter_score)]
+    train_ood: TrainOodParams
+    methods: MethodsParams
+    evaluate: EvaluateParams
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_methods(cls, raw: Any) -> Any:
+        """`methods: all` stands for every method that there is a network for."""
+        match raw:
+            case {"evaluate": {"methods": "all"}}:
+                lists = [raw.get(key) for key in ("variants", "rivals", "encoders")]
+                trained = [str(name) for names in lists if isinstance(names, list) for name in names]
+                post_hoc = [*built_in(PostHoc), *built_in(InputScore)]
+                return raw | {"evaluate": raw["evaluate"] | {"methods": [*dict.fromkeys([*trained, *post_hoc])]}}
+        return raw
+
+    @model_validator(mode="after")
+    def _variants_are_defined(self) -> Self:
+        for name in self.variants:
+            if name not in self.variant:
+                raise ValueError(
+                    f"variants names {name}, which variant does not define{did_you_mean(name, self.variant)}"
+                )
+            if not VARIANT_NAME.fullmatch(name) or name in NOT_VARIANTS or name in built_in():
+                raise ValueError(
+                    f"variants: {name!r} cannot be a variant's name; use a-z, 0-9, -, _ and ., such as sal-2"
+                )
+        for name, overrides in self.variant.items():
+            if unknown := overrides.keys() - {"filter", "train_ood"}:
+                raise ValueError(f"variant.{name} may override filter and train_ood, got {', '.join(sorted(unknown))}")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluated_methods_are_trained(self) -> Self:
+        for name in self.evaluate.methods:
+            if name in (*self.variants, *self.rivals, *self.encoders):
+                continue
+            try:
+                found = find_method(name)
+            except SalError:
+                known = [*self.variants, *built_in()]
+                raise ValueError(f"evaluate.methods: {unknown_name('method', name, known)}") from None
+            for key, kind in (("rivals", WildTrained), ("encoders", IdTrained)):
+                if issubclass(found, kind):
+                    raise ValueError(f"evaluate.methods names {name}, which has to be trained; name it in {key}, too")
+        return self
+
+    def for_variant(self, name: str) -> Params:
+        """The params of one variant of SAL: with its overrides of filter and train_ood."""
+        if name not in self.variant:
+            raise unknown_name("variant", name, self.variant)
+        changed = {}
+        for section, overrides in self.variant[name].items():
+            before: Section = getattr(self, section)
+            try:
+                after = type(before).model_validate({**before.model_dump(), **overrides})
+                changed[section] = _filter_score(after) if isinstance(after, FilterParams) else after
+            except ValidationError as error:
+                lines = error_lines(error, type(before), prefix=f"variant.{name}.{section}.")
+                raise ParamsError(f"params.yaml is not valid\n{lines}") from None
+            except ValueError as error:
+                raise ParamsError(f"params.yaml is not valid\n  variant.{name}.{section}.score  {error}") from None
+        return self.model_copy(update=changed)
+
+    def experiments(self) -> list[Experiment]:
+        """Every OOD set with every π, seed and variant."""
+        axes = product(self.data.ood, self.data.pi, self.seeds, self.variants)
+        return [Experiment(seed, ood, pi, variant) for ood, pi, seed, variant in axes]
+
+    def method(self, name: str) -> Any:
+        """A method with its hyper-parameters: a variant of SAL, a rival, an encoder or a post-hoc score."""
+        if name in self.variants:
+            return Sal(self.for_variant(name).train_ood)
+        return find_method(name).from_params(self)
+
+
+# -- loading
+
+
+@dataclass(frozen=True)
+class Override:
+    """A value that a flag set instead of the file's."""
+
+    key: str
+    value: Any
+    in_file: Any
+
+
+def load_params(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Params, list[Override]]:
+    """Parse the file with `overrides` (dotted key → value), and say which of them changed it."""
+    raw = read_yaml(path)
+    changed = [
+        Override(key, value, lookup(raw, key)) for key, value in (overrides or {}).items() if lookup(raw, key) != value
+    ]
+    whole = f"{path.name} with its overrides" if overrides else path.name
+    return validated(with_overrides(raw, overrides or {}), whole, path.parent), changed
+
+
+def validated(raw: Mapping[str, Any], name: str, folder: Path = Path()) -> Params:
+    """The params, or one error that lists everything that is wrong with the file of this name.
+
+    Custom networks and methods are imported from the folder that model.code names.
+    """
+    code = lookup(raw, "model.code")
+    if isinstance(code, str):
+        make_importable(folder / Path(code).expanduser())
+    try:
+        params = Params.model_validate(raw)
+    except ValidationError as error:
+        raise ParamsError(f"{name} is not valid\n{error_lines(error, Params)}") from None
+    for variant in params.variant:
+        params.for_variant(variant)
+    return params
+
+
+# -- errors in words
+
+
+def error_lines(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """One line for each mistake; `model` knows the valid keys."""
+    lines = [_explain(detail, model) for detail in error.errors()]
+    width = max(len(prefix + key) for key, _ in lines)
+    return "\n".join(f"  {prefix + key:<{width}}  {message}" for key, message in lines)
+
+
+def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
+    """The dotted key and one sentence."""
+    where = [str(part) for part in detail["loc"]]
+    key, value = ".".join(where), detail["input"]
+    match detail["type"]:
+        case "extra_forbidden":
+            return key, f"no such key{_nearest_key(where, model)}"
+        case "missing":
+            return key, "is missing"
+        case "literal_error":
+            expected = detail["ctx"]["expected"]
+            choices = re.findall(r"'(.*?)'", expected)
+            return key, f"must be {expected}, got {value!r}{did_you_mean(str(value), choices)}"
+        case "value_error":
+            return key, str(detail["ctx"]["error"])
+        case "model_type" | "model_attributes_type":
+            return key, f"must be a section of keys and values, got {value!r}"
+        case "tuple_type":
+            return key, f"must be a list, got {value!r}"
+        case kind:
+            message = detail["msg"].replace("Input should be", "must be")
+            return key, f"{message}, got {value!r}{_as_share(value) if kind.startswith('less_than') else ''}"
+
+
+def _as_share(value: float) -> str:
+    """People write 95 for 0.95; every upper bound that can be missed in this way is 1."""
+    return f" (did you mean {value / 100:g}?)" if 2 <= value < 100 else ""
+
+
+def _nearest_key(where: list[str], model: type[BaseModel]) -> str:
+    """In the same section, else anywhere: people forget the section."""
+    section: Any = model
+    for part in where[:-1]:
+        section = section.model_fields[part.replace("-", "_")].annotation
+    return did_you_mean(where[-1], _keys(section)) or did_you_mean(".".join(where), _dotted_keys(model))
+
+
+def _keys(section: type[BaseModel]) -> Iterable[str]:
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def _dotted_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += _dotted_keys(inner, f"{prefix}{field.alias or name}.")
+        else:
+            keys.append(prefix + name)
+    return keys

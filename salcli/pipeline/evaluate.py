@@ -1,0 +1,233 @@
+"""evaluate: score the ID and OOD test sets with every method, and compute the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salcli.engine.batches import LabeledRows, Rows
+from salcli.engine.device import Compute, computing, processes
+from salcli.engine.inference import Outputs, in_batches
+from salcli.methods.base import Head, IdTrained, InputScore, Known, PostHoc, Trained
+from salcli.methods.sal import variant_label
+from salcli.models.network import Classifier
+from salcli.params.schema import Params
+from salcli.pipeline.inputs import (
+    classifier,
+    id_representation,
+    id_samples,
+    ood_test_samples,
+    wild_representation,
+)
+from salcli.progress import Progress, Silent, Task
+from salcli.sal.gradients import Representation
+from salcli.sal.metrics import OodMetrics, ood_metrics, roc_points
+from salcli.store.files import read_header, write_arrays, write_csv, write_json
+from salcli.store.formats import RepresentationFile, read_network
+from salcli.store.layout import Experiment, Workspace
+
+SCORES = "test-scores"
+N_BINS = 60
+UNKNOWN = dict.fromkeys(field.name for field in fields(OodMetrics))
+
+
+@dataclass(frozen=True)
+class TestScores:
+    """One method's scores (higher = more ID-like) and the accuracy of the network they come from."""
+
+    label: str
+    id: np.ndarray
+    ood: np.ndarray
+    id_accuracy: float
+    has_short_schedule: bool = False  # trained for fewer epochs than its authors train
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Every method on one OOD test set. The test set may be another one than the OOD set in the wild data."""
+
+    experiment: Experiment
+    test_set: str
+    scores: dict[str, TestScores]
+    metrics: dict[str, OodMetrics | None]  # None where there are no OOD test data, because nobody knows what is OOD
+    written: list[Path]
+
+    @property
+    def n_id_test(self) -> int:
+        return len(next(iter(self.scores.values())).id)
+
+    @property
+    def n_ood_test(self) -> int:
+        return len(next(iter(self.scores.values())).ood)
+
+    def summary(self) -> dict[str, Any]:
+        """The content of metrics.json."""
+        rows: dict[str, dict[str, Any]] = {}
+        for method, own in self.scores.items():
+            metrics = self.metrics[method]
+            rows[method] = {
+                "label": own.label,
+                **(asdict(metrics) if metrics else UNKNOWN),
+                "id_accuracy": own.id_accuracy,
+            }
+            if own.has_short_schedule:
+                rows[method]["short_schedule"] = True
+        return {**rows, "samples": {"id_test": self.n_id_test, "ood_test": self.n_ood_test}}
+
+
+def run(
+    workspace: Workspace,
+    params: Params,
+    experiment: Experiment,
+    progress: Progress | None = None,
+    *,
+    unseen: str = "",
+) -> Evaluated:
+    """All methods of params.yaml on the OOD set of the wild data, or on an unseen set."""
+    test_set = unseen or experiment.ood
+    id_test = id_samples(workspace, params, "test", experiment)
+    ood_test = ood_test_samples(workspace, params, experiment, unseen, progress)
+    what = f"evaluate, {experiment}" + (f", tested on {unseen}" if unseen else "")
+    methods = {name: params.method(name) for name in params.evaluate.methods}
+    n_passes = sum(not isinstance(method, PostHoc) for method in methods.values())
+    total = n_passes * (len(id_test) + len(ood_test))
+    with (
+        computing(params.device, params.numerics) as compute,
+        (progress or Silent()).task(what, total, "samples") as task,
+    ):
+        scorer = _Scorer(workspace, params, experiment, unseen, id_test, ood_test, compute, task)
+        scores = {name: scorer.score(name, method) for name, method in methods.items()}
+    has_ood = len(ood_test) > 0
+    files = "scores.h5", "metrics.json", "roc.csv", "histogram.csv"
+    result = Evaluated(
+        experiment=experiment,
+        test_set=test_set,
+        scores=scores,
+        metrics={name: ood_metrics(own.id, own.ood) if has_ood else None for name, own in scores.items()},
+        written=[workspace.target(experiment.evaluation(file, unseen)) for file in files],
+    )
+    if processes().is_main:
+        _write(result, {"ood": experiment.ood, "test_set": test_set, "seed": experiment.seed, "pi": experiment.pi})
+    return result
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    """The test data, and everything that methods score them with."""
+
+    workspace: Workspace
+    params: Params
+    experiment: Experiment
+    unseen: str
+    id_test: LabeledRows
+    ood_test: Rows
+    compute: Compute
+    task: Task
+
+    def score(self, name: str, method: PostHoc | InputScore | Trained) -> TestScores:
+        if isinstance(method, PostHoc):
+            return self._post_hoc(method)
+        if isinstance(method, InputScore):
+            outputs, logits = (
+                self._over_test(self.classifier, method.outputs(self.classifier)),
+                self.representation.logits,
+            )
+            return self._split(method.label, method.score(outputs[0]), logits)
+        return self._trained(name, method)
+
+    def _post_hoc(self, method: PostHoc) -> TestScores:
+        """From stored features and logits. ID and OOD test data are scored together."""
+        wild = wild_representation(self.workspace, self.experiment) if method.needs_wild else None
+        head = Head.of(self.classifier.head)
+        method.fit(Known(head, self._id_train, wild, self.experiment.seed, self.compute.device, self.task.note))
+        return self._split(method.label, method.scores(self.representation), self.representation.logits)
+
+    def _trained(self, name: str, method: Trained) -> TestScores:
+        """From a pass of the method's own network."""
+        is_encoder = isinstance(method, IdTrained)
+        artifact = self.experiment.encoder(name) if is_encoder else self.experiment.network(name)
+        found = self.workspace.find(artifact)
+        network = read_network(found, method.network)
+        method.fit(network, lambda outputs: self._over_training(network, outputs))
+        outputs = self._over_test(network, method.outputs(network))
+        score = method.score(network.cpu(), outputs)
+        label = variant_label(name) if name in self.params.variants else method.label
+        is_short = type(method)(method.Params.model_validate(read_header(found).about["params"])).is_short()
+        return self._split(label, score, method.class_logits(outputs), is_short)
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        return classifier(self.workspace, self.experiment)
+
+    @cached_property
+    def _id_train(self) -> RepresentationFile:
+        return id_representation(self.workspace, "train", self.experiment)
+
+    @cached_property
+    def representation(self) -> Representation:
+        """Of the ID test set, then of the OOD test set."""
+        found = self.workspace.find(self.experiment.test_representation(self.unseen))
+        parts = [
+            id_representation(self.workspace, "test", self.experiment).whole(),
+            RepresentationFile.open(found).whole(),
+        ]
+        feature, logits, label = (
+            torch.cat(columns) for columns in zip(*(vars(p).values() for p in parts), strict=True)
+        )
+        return Representation(feature, logits, label)
+
+    def _over_test(self, network: Classifier, outputs: Callable[[Tensor], Outputs]) -> list[Tensor]:
+        """Outputs of a network on the ID test set, then on the OOD test set."""
+        rows = [rows for rows in (self.id_test.rows, self.ood_test) if len(rows)]
+        size = self.params.evaluate.batch_size
+        passes = [in_batches(network, outputs, some, size, self.compute, self.task) for some in rows]
+        return [torch.cat(parts) for parts in zip(*(batch for one in passes for batch in one), strict=True)]
+
+    def _over_training(self, network: Classifier, outputs: Callable[[Tensor], Tensor]) -> Tensor:
+        training = id_samples(self.workspace, self.params, "train", self.experiment)
+        batches = in_batches(network, outputs, training.rows, self.params.evaluate.batch_size, self.compute, Silent())
+        return torch.cat([batch for (batch,) in batches])
+
+    def _split(self, label: str, score: Tensor, logits: Tensor, is_short: bool = False) -> TestScores:
+        n_id = len(self.id_test)
+        accuracy = (logits[:n_id].argmax(1) == self.id_test.labels).double().mean()
+        return TestScores(label, score[:n_id].numpy(), score[n_id:].numpy(), float(accuracy), is_short)
+
+
+def _write(result: Evaluated, about: dict[str, Any]) -> None:
+    arrays = {f"{name}/{side}": getattr(own, side) for name, own in result.scores.items() for side in ("id", "ood")}
+    scores, metrics, roc, histogram = result.written
+    write_arrays(scores, SCORES, arrays, about)
+    write_json(metrics, result.summary())
+    curves = [row for name, own in result.scores.items() if len(own.ood) for row in _roc_rows(name, own)]
+    write_csv(roc, curves, fieldnames=("method", "fpr", "tpr"))
+    write_csv(histogram, [row for name, own in result.scores.items() for row in _histogram_rows(name, own)])
+
+
+def _roc_rows(method: str, scores: TestScores) -> list[dict[str, Any]]:
+    fpr, tpr = roc_points(scores.id, scores.ood)
+    return [{"method": method, "fpr": float(x), "tpr": float(y)} for x, y in zip(fpr, tpr, strict=True)]
+
+
+def _histogram_rows(method: str, scores: TestScores) -> list[dict[str, Any]]:
+    """Shares of each set in bins that cover all finite scores of both."""
+    both = np.concatenate([scores.id, scores.ood])
+    edges = np.histogram_bin_edges(both[np.isfinite(both)], bins=N_BINS)
+    middles = (edges[:-1] + edges[1:]) / 2
+    rows = []
+    for side, values in (("ID test", scores.id), ("OOD test", scores.ood)):
+        if len(values) == 0:
+            continue
+        shares = np.histogram(values, bins=edges)[0] / len(values)
+        rows += [
+            {"method": method, "data": side, "score": float(middle), "share": float(share)}
+            for middle, share in zip(middles, shares, strict=True)
+        ]
+    return rows

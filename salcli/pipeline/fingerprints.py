@@ -1,0 +1,190 @@
+"""fingerprints: what DVC cannot see, written down so that it notices a change: code, raw data, given files.
+
+The code of a stage is its own module and every module of salcli that it imports. Docstrings, comments and formatting do
+not count. The code of a method counts only where the method is used. Imports neither torch nor pydantic.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from salcli.data.catalogue import custom_path, data_root, read_from
+from salcli.data.folders import files_below, read_from_custom
+from salcli.params.reading import lookup, read_yaml
+from salcli.store.files import fingerprint, write_json
+from salcli.store.layout import FINGERPRINTS, Workspace
+
+PACKAGE = Path(__file__).parent.parent
+STAGES = {
+    "prepare": "salcli.pipeline.prepare",
+    "train_id": "salcli.pipeline.train_id",
+    "extract": "salcli.pipeline.extract",
+    "filter": "salcli.pipeline.filter",
+    "train_ood": "salcli.pipeline.train_ood",
+    "evaluate": "salcli.pipeline.evaluate",
+    "detector": "salcli.detector.stage",
+}
+# They cannot change a result: the params schema only checks values, which DVC sees as they are.
+WITHOUT_RESULT = ("salcli.errors", "salcli.progress", "salcli.params", "salcli.store.layout")
+DECLARATION = re.compile(r'^@method\("([^"]+)"', re.MULTILINE)
+FAMILIES = PACKAGE / "methods"
+TAU, AUTO = "sal", "auto"
+
+
+def run(params_file: Path) -> Path:
+    """Write the fingerprints of a project."""
+    workspace, params = Workspace(params_file.parent), read_yaml(params_file)
+    try:
+        content = fingerprints(workspace, params)
+    except (AttributeError, KeyError, TypeError):  # params.yaml is not valid: the schema says how
+        from salcli.params.schema import load_params
+
+        load_params(params_file)
+        raise
+    path = workspace.target(FINGERPRINTS)
+    write_json(path, content)
+    return path
+
+
+def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]:
+    data, code_folder = params["data"], workspace.given(params["model"]["code"])
+    root = data_root(params_root=data["root"], workspace=workspace.root)
+
+    def of_set(name: str) -> str:
+        if name in data["custom"]:
+            return _listing(read_from_custom(name, custom_path(data["custom"][name], workspace.root)))
+        return _listing(read_from(name, root))
+
+    def of_given(key: str) -> str:
+        return fingerprint(workspace.given(lookup(params, key))) if lookup(params, key) else ""
+
+    families = method_families()
+    custom = {*params["rivals"], *_evaluated(params), *_separators(params)} - families.keys()
+    methods = {name: code_of(f"salcli.methods.{family}") for name, family in families.items()}
+    methods |= {name: _custom_code(name, code_folder) for name in custom if ":" in name}
+    return {
+        "code": {stage: code_of(module) for stage, module in STAGES.items()},
+        "methods": methods | {"sal": code_of("salcli.methods.sal")},
+        "evaluated": _joined(methods.get(name, "") for name in sorted({*_evaluated(params), *families})),
+        "separator": {variant: _separator(params, variant, methods) for variant in params["variant"]},
+        "data": {name: of_set(name) for name in (data["id"], *data["ood"], *data["test_ood"])},
+        "weights": of_given("train_id.weights"),
+        "review": of_given("train_ood.review"),
+        "network": _custom_code(params["model"]["backbone"], code_folder),
+    }
+
+
+# -- code
+
+
+def code_of(module: str) -> str:
+    """The fingerprint of a module of salcli and of all modules of salcli that it imports."""
+    digest = hashlib.sha256()
+    for name in sorted(closure(module)):
+        digest.update(f"{name}\0{_normalised(_path_of(name))}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def closure(module: str) -> frozenset[str]:
+    """The modules of salcli that a module imports at its top level, directly or not, and itself."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name.startswith(WITHOUT_RESULT) or not _path_of(name).is_file():
+            continue
+        found.add(name)
+        waiting += _imports(_path_of(name))
+    return frozenset(found)
+
+
+def method_families() -> dict[str, str]:
+    """The module of each built-in method, found by its declaration."""
+    files = sorted(FAMILIES.glob("*.py"))
+    return {name: path.stem for path in files for name in DECLARATION.findall(path.read_text(encoding="utf-8"))}
+
+
+def _path_of(module: str) -> Path:
+    return PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
+    """Modules of salcli that a file imports at its top level."""
+    nodes = [node for node in _parsed(path).body if isinstance(node, ast.ImportFrom) and node.module]
+    names = [(str(node.module), alias.name) for node in nodes for alias in node.names]
+    return tuple(
+        name for module, member in names for name in (module, f"{module}.{member}") if name.startswith("salcli")
+    )
+
+
+@cache
+def _normalised(path: Path) -> str:
+    """The syntax tree without docstrings: comments and formatting are not part of it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def _custom_code(name: str, folder: Path) -> str:
+    """Of MODULE:NAME; empty for networks and methods that come with a library."""
+    if ":" not in name or name.startswith(("torchvision:", "timm:")):
+        return ""
+    from salcli.models.custom import code_fingerprint  # imports torch: only projects with custom code pay for it
+
+    return code_fingerprint(name, folder)
+
+
+# -- which methods a stage uses
+
+
+def _evaluated(params: dict[str, Any]) -> list[str]:
+    methods = params["evaluate"]["methods"]
+    return [*methods] if isinstance(methods, list) else []
+
+
+def _separators(params: dict[str, Any]) -> list[str]:
+    return [_score(params, variant) for variant in params["variant"]]
+
+
+def _score(params: dict[str, Any], variant: str) -> str:
+    return str(lookup(params, f"variant.{variant}.filter.score") or params["filter"]["score"])
+
+
+def _separator(params: dict[str, Any], variant: str, methods: dict[str, str]) -> str:
+    """Code and hyper-parameters of the score that a variant's filter uses; all for `auto`. τ is part of the stage."""
+    score = _score(params, variant)
+    used = sorted(methods) if score == AUTO else [] if score == TAU else [score]
+    return _joined(f"{methods.get(name)} {params['methods'].get(name)}" for name in used)
+
+
+def _joined(parts: Any) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+# -- data
+
+
+def _listing(paths: list[Path]) -> str:
+    """Tells whether files and folders have changed by names, sizes and times, without reading them."""
+    lines = []
+    for top in paths:
+        for path in files_below(top) if top.is_dir() else [top]:
+            with suppress(OSError):  # a list may name what no file can be called
+                facts = path.stat()
+                lines.append(f"{path.relative_to(top.parent)}\0{facts.st_size}\0{facts.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16] if lines else ""

@@ -1,0 +1,160 @@
+"""train-id: fit the classifier h_w on labeled ID data (Eq. 3), or use given weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from salcli.engine.augmentation import Augmentation
+from salcli.engine.batches import Batch, Batches
+from salcli.engine.device import Compute, computing
+from salcli.engine.inference import accuracy, in_batches
+from salcli.engine.training import BatchResult, Epoch, Run, reproducible, train
+from salcli.errors import WeightsError
+from salcli.models.network import Classifier, check_custom_head
+from salcli.models.weights import load_weights
+from salcli.params.schema import Params
+from salcli.pipeline.inputs import code_of_network, id_samples, network_spec
+from salcli.progress import Progress, Silent
+from salcli.sal.seeding import derived_seed
+from salcli.store.files import fingerprint, write_csv, write_json
+from salcli.store.formats import ResumePoint, write_network
+from salcli.store.layout import Experiment, Workspace
+
+BATCH_SIZE = 512  # of passes without gradients
+CLEARLY_BETTER = 0.2  # accuracy that another order of the classes has to gain before we mention it
+DEVIATIONS = 3
+
+
+@dataclass(frozen=True)
+class ClassCheck:
+    """How a given network does on held-out ID data, and in which order its classes would do best."""
+
+    accuracy: float
+    n_samples: int
+    class_names: tuple[str, ...]
+    best_order: tuple[str, ...]  # what output 0, 1, … most likely means
+    best_accuracy: float
+
+    @property
+    def is_near_chance(self) -> bool:
+        chance = 1 / len(self.class_names)
+        return self.accuracy <= chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / self.n_samples)
+
+    @property
+    def has_other_order(self) -> bool:
+        return self.best_accuracy >= self.accuracy + CLEARLY_BETTER
+
+
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """The metrics of the run and what was written. Given weights have no last epoch."""
+
+    seed: int
+    last_epoch: Epoch | None
+    train_accuracy: float
+    test_accuracy: float
+    written: list[Path]
+    class_check: ClassCheck | None = None  # of a network that was used as it was given
+
+
+def run(
+    workspace: Workspace, params: Params, experiment: Experiment, progress: Progress | None = None
+) -> TrainedClassifier:
+    """Train one classifier."""
+    progress, seed = progress or Silent(), experiment.seed
+    training = id_samples(workspace, params, "train", experiment)
+    test = id_samples(workspace, params, "test", experiment)
+    weights = workspace.given(params.train_id.weights) if params.train_id.weights else None
+    about = workspace.about(
+        experiment.classifier,
+        data=params.data.id,
+        seed=seed,
+        train_id=params.train_id.model_dump(),
+        model=params.model.model_dump(),
+        numerics=params.numerics.model_dump(),
+        **({"weights": fingerprint(weights)} if weights else {}),
+        **code_of_network(workspace, params.model),
+    )
+    with computing(params.device, params.numerics) as compute:
+        with reproducible(seed, "train-id") as generator:
+            network = Classifier(network_spec(params.model, training))
+            is_given = params.train_id.epochs == 0
+            if weights:
+                _start_from(weights, network, params.train_id.epochs)
+            elif is_given:
+                check_custom_head(network)
+            augment = torch.Generator().manual_seed(derived_seed(seed, "augment"))
+            course = Run(
+                network=network,
+                objective=_objective,
+                batches=Batches(training, compute, Augmentation(params.train_id.augment, augment)),
+                n_samples=len(training),
+                params=params.train_id,
+                compute=compute,
+                generator=generator,
+                stateful={"augmentation": augment},
+            )
+            with progress.task(f"train-id, seed {seed}", course.total_samples, "samples") as task:
+                point = workspace.target(experiment.resume_state("train-id"))
+                keeper = ResumePoint(point, {**about, "processes": compute.processes.size}, task)
+                curve = train(course, task, keeper)
+        with progress.task("accuracy", len(training) + len(test), "samples") as task:
+            train_accuracy, test_accuracy = (
+                accuracy(network, part.rows, part.labels, BATCH_SIZE, compute, task) for part in (training, test)
+            )
+        check = _check_classes(workspace, params, experiment, network, compute) if is_given else None
+        artifacts = experiment.classifier, experiment.train_id("csv"), experiment.train_id("json")
+        written = [workspace.target(artifact) for artifact in artifacts]
+        if compute.processes.is_main:
+            write_network(written[0], network, about)
+            write_csv(written[1], [asdict(epoch) for epoch in curve], fieldnames=("epoch", "loss", "accuracy"))
+            write_json(written[2], {"train_accuracy": train_accuracy, "test_accuracy": test_accuracy})
+            keeper.clear()
+    return TrainedClassifier(seed, curve[-1] if curve else None, train_accuracy, test_accuracy, written, check)
+
+
+def _objective(network: nn.Module, batch: Batch) -> BatchResult:
+    samples, labels = batch
+    logits = network(samples)
+    return BatchResult(cross_entropy(logits, labels), (logits.argmax(1) == labels).sum())
+
+
+def _start_from(weights: Path, network: Classifier, epochs: int) -> None:
+    report = load_weights(network, weights)
+    if epochs == 0 and not report.head_was_loaded:
+        raise WeightsError(
+            f"{weights} has no head for {network.spec.n_classes} classes, so it cannot be used without training; "
+            "set train_id.epochs to 1 or more"
+        )
+
+
+def _check_classes(
+    workspace: Workspace, params: Params, experiment: Experiment, network: Classifier, compute: Compute
+) -> ClassCheck:
+    """On held-out data: if the network's classes were in another order, nothing else would tell."""
+    held_out = id_samples(workspace, params, "calibration", experiment)
+    logits = in_batches(network, network.forward, held_out.rows, BATCH_SIZE, compute, Silent())
+    predicted = torch.cat([batch for (batch,) in logits]).argmax(1)
+    return class_check(predicted, held_out.labels, held_out.class_names)
+
+
+def class_check(predicted: Tensor, labels: Tensor, class_names: tuple[str, ...]) -> ClassCheck:
+    """The order is the assignment of outputs to classes under which most samples are right."""
+    counts = np.zeros((len(class_names), len(class_names)), dtype=np.int64)  # output × class
+    np.add.at(counts, (predicted.numpy(), labels.numpy()), 1)
+    outputs, classes = linear_sum_assignment(counts, maximize=True)
+    return ClassCheck(
+        accuracy=float(np.trace(counts) / len(labels)),
+        n_samples=len(labels),
+        class_names=class_names,
+        best_order=tuple(class_names[k] for k in classes),
+        best_accuracy=float(counts[outputs, classes].sum() / len(labels)),
+    )

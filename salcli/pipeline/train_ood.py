@@ -1,0 +1,201 @@
+"""train-ood: train a network with the wild data: SAL's OOD classifier g_θ (Eq. 8), or a rival's.
+
+train-encoder: train a rival's network from scratch on the ID data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from salcli.engine.device import computing
+from salcli.engine.inference import accuracy
+from salcli.engine.training import Epoch, train
+from salcli.errors import TrainingError
+from salcli.methods.base import IdTrained, Start, Trained, WildTrained, find_method
+from salcli.models.network import Classifier
+from salcli.params.schema import Params
+from salcli.pipeline.inputs import classifier, code_of_network, id_samples, network_spec, wild_samples
+from salcli.pipeline.review import Reviewed, reviewed
+from salcli.progress import Progress, Silent
+from salcli.store.files import fingerprint, write_csv
+from salcli.store.formats import Candidates, ResumePoint, read_candidates, write_network
+from salcli.store.layout import Artifact, Experiment, Workspace
+
+BATCH_SIZE = 512  # of passes without gradients
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """The metrics of the run and what was written."""
+
+    method: str
+    label: str
+    experiment: Experiment
+    n_outliers: int | None  # what counted as outliers: candidates, or all wild samples; None for encoders
+    last_epochs: dict[str, Epoch]  # by phase
+    train_accuracy: float | None  # of a method whose curve does not show it
+    test_accuracy: float | None
+    written: list[Path]
+
+
+def run(
+    workspace: Workspace,
+    params: Params,
+    experiment: Experiment,
+    progress: Progress | None = None,
+    *,
+    rival: str | None = None,
+) -> TrainedNetwork:
+    """Train SAL in the experiment's variant, or a rival."""
+    name = rival or experiment.variant
+    params = params if rival else params.for_variant(name)
+    method: WildTrained = find_method(rival, WildTrained).from_params(params) if rival else params.method(name)  # type: ignore[assignment]
+    network = classifier(workspace, experiment)
+    training, wild = id_samples(workspace, params, "train", experiment), wild_samples(workspace, params, experiment)
+    # rivals do without the filter, so another filter does not change them
+    candidates = None if rival else read_candidates(workspace.find(experiment.candidates))
+    review = _review(workspace, params, candidates, experiment)
+    is_candidate = review.is_candidate if review else candidates.is_candidate if candidates else None
+    n_outliers = len(wild) if is_candidate is None else int(is_candidate.sum())
+    schedule = params.train_ood.model_dump(
+        include={"epochs", "batch_size", "lr", "momentum", "weight_decay", "augment"}
+    )
+    settings = {
+        "ood": experiment.ood,
+        "train_ood": schedule,
+        "n_outliers": n_outliers,
+        **({"review": review.about} if review else {}),
+    }
+    if candidates:
+        settings["candidates"] = fingerprint(workspace.find(experiment.candidates).path)
+    with computing(params.device, params.numerics) as compute:
+        start = Start(
+            seed=experiment.seed,
+            training=training,
+            compute=compute,
+            spec=network.spec,
+            ood=experiment.ood,
+            classifier=network,
+            wild=wild,
+            is_candidate=is_candidate,
+            schedule=params.train_ood,
+            batch_size=params.extract_grads.batch_size,
+            progress=progress or Silent(),
+        )
+        job = _Job(workspace, params, experiment, method, name, start, settings, experiment.network(name))
+        note = str(review) if review else ""
+        if candidates and params.train_ood.review and not review:
+            note = f"{params.train_ood.review} does not mention this experiment, so its candidates stay as they are"
+        trained, curves = job.run(note)
+        written = [workspace.target(artifact) for artifact in (job.target, experiment.curve(name))]
+        is_accuracy = len(curves) == 1 and "" in curves  # contrast counts something else
+        train_accuracy = None if is_accuracy else job.accuracy_of(trained, training)
+        if compute.processes.is_main:
+            job.write(trained, curves, written)
+    last = {phase: curve[-1] for phase, curve in curves.items()}
+    label = method.label if rival else name
+    return TrainedNetwork(name, label, experiment, n_outliers, last, train_accuracy, None, written)
+
+
+def run_encoder(
+    workspace: Workspace, params: Params, experiment: Experiment, encoder: str, progress: Progress | None = None
+) -> TrainedNetwork:
+    """Train a rival's network from scratch on the ID data."""
+    method: IdTrained = find_method(encoder, IdTrained).from_params(params)  # type: ignore[assignment]
+    training = id_samples(workspace, params, "train", experiment)
+    test = id_samples(workspace, params, "test", experiment)
+    settings = {
+        "data": params.data.id,
+        "model": params.model.model_dump(),
+        **code_of_network(workspace, params.model),
+    }
+    with computing(params.device, params.numerics) as compute:
+        spec = network_spec(params.model, training)
+        start = Start(experiment.seed, training, compute, spec, progress=progress or Silent())
+        seed_only = Experiment(experiment.seed)
+        job = _Job(workspace, params, seed_only, method, encoder, start, settings, experiment.encoder(encoder))
+        trained, curves = job.run()
+        written = [workspace.target(artifact) for artifact in (job.target, experiment.encoder_curve(encoder))]
+        test_accuracy = job.accuracy_of(trained, test)
+        if compute.processes.is_main:
+            job.write(trained, curves, written)
+    last = {phase: curve[-1] for phase, curve in curves.items()}
+    return TrainedNetwork(encoder, method.label, seed_only, None, last, None, test_accuracy, written)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The phases of one method, each resumable."""
+
+    workspace: Workspace
+    params: Params
+    experiment: Experiment
+    method: Trained
+    name: str
+    start: Start
+    settings: dict[str, Any]
+    target: Artifact
+
+    def about(self) -> dict[str, Any]:
+        own = self.method.params.model_dump() if self.method.params else {}
+        return self.workspace.about(
+            self.target,
+            method=self.name,
+            seed=self.experiment.seed,
+            params=own,
+            numerics=self.params.numerics.model_dump(),
+            **{key: value for key, value in self.settings.items() if key != "candidates"},
+        )
+
+    def run(self, note: str = "") -> tuple[Classifier, dict[str, list[Epoch]]]:
+        n_processes = self.start.compute.processes.size
+        if self.method.in_one_process and n_processes > 1:
+            raise TrainingError(f"{self.method.label} compares all samples of a batch; train it in one process")
+        curves: dict[str, list[Epoch]] = {}
+        phases = self.method.phases(self.start)
+        fixed = {**self.about(), **self.settings, "processes": n_processes, "params": None}
+        phase = next(phases)
+        while True:
+            what = " ".join(filter(None, (self.name, phase.name)))
+            with self.start.progress.task(f"{what}, {self.experiment}", phase.run.total_samples, "samples") as task:
+                if note and not curves:
+                    task.note(note)
+                keeper = ResumePoint(self._state(phase.name), {**fixed, "params": dict(phase.settings)}, task)
+                curves[phase.name] = train(phase.run, task, keeper)
+            try:
+                phase = phases.send(curves[phase.name])
+            except StopIteration as finished:
+                return finished.value, curves
+
+    def write(self, network: Classifier, curves: dict[str, list[Epoch]], written: list[Path]) -> None:
+        write_network(written[0], network, self.about())
+        rows, n_before = [], 0
+        for phase, curve in curves.items():  # one axis for a plot
+            rows += [
+                {**({"phase": phase} if phase else {}), **asdict(epoch), "epoch": n_before + epoch.epoch}
+                for epoch in curve
+            ]
+            n_before += len(curve)
+        write_csv(written[1], rows)
+        for phase in curves:
+            self._state(phase).unlink(missing_ok=True)
+
+    def accuracy_of(self, network: Classifier, samples: Any) -> float:
+        with self.start.progress.task("accuracy", len(samples), "samples") as task:
+            return accuracy(network, samples.rows, samples.labels, BATCH_SIZE, self.start.compute, task)
+
+    def _state(self, phase: str) -> Path:
+        what = "-".join(filter(None, ("train", self.name, phase)))
+        return self.workspace.target(self.experiment.resume_state(what))
+
+
+def _review(
+    workspace: Workspace, params: Params, candidates: Candidates | None, experiment: Experiment
+) -> Reviewed | None:
+    """What a person decided about the candidates, where params name a list."""
+    if candidates is None or params.train_ood.review is None:
+        return None
+    found = workspace.find(experiment.candidates)
+    return reviewed(workspace.given(params.train_ood.review), candidates, found, experiment)

@@ -1,0 +1,1 @@
+"""What people read: tables, figures, the paper's numbers and the HTML report."""

@@ -1,0 +1,133 @@
+"""What `salcli inspect` shows of a file: facts about it, its arrays or weights, its first rows."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.pretty import Pretty
+from rich.table import Table
+from rich.text import Text
+
+from salcli.errors import BadArtifactError, MissingArtifactError
+from salcli.report.console import plain_table
+from salcli.store.files import Found, read_header, reading_json
+
+BYTES_AT_ONCE = 2**26
+SHOWN_CLASSES = 20
+
+
+def file_view(path: Path, top: int) -> Group:
+    """Looks at the content, not at the name alone. `top`: candidates or rows to list."""
+    if not path.is_file():
+        raise MissingArtifactError(f"{path} is not a file")
+    path.open("rb").close()  # a file that may not be read looks damaged to some of its readers
+    size = Text(f"{path}  {path.stat().st_size:,} bytes", style="bold")
+    return Group(size, *(_hdf5(path, top) if h5py.is_hdf5(path) else _other(path, top)))
+
+
+def _other(path: Path, top: int) -> list[RenderableType]:
+    if path.suffix == ".safetensors":
+        return _checkpoint(path)
+    if path.suffix == ".json":
+        with reading_json(Found(path)) as content:
+            return [Pretty(content)]
+    if path.suffix == ".csv":
+        try:
+            return [_rows(path.read_text(encoding="utf-8"), top)]
+        except (ValueError, LookupError) as error:
+            raise Found(path).damaged(error) from None
+    raise BadArtifactError(f"{path} is no checkpoint and no HDF5, JSON or CSV file that salcli could show")
+
+
+def _rows(text: str, top: int) -> Table:
+    header, *rows = csv.reader(io.StringIO(text))
+    table = plain_table(f"The first {min(top, len(rows))} of {len(rows):,} rows", *map(escape, header))
+    for row in rows[:top]:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _checkpoint(path: Path) -> list[RenderableType]:
+    from safetensors import safe_open
+
+    header = read_header(Found(path))
+    table = plain_table("Weights", "tensor", "shape", "numbers")
+    total = 0
+    with safe_open(path, framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118
+            shape = file.get_slice(name).get_shape()
+            count = int(np.prod(shape))
+            total += count
+            table.add_row(name, " × ".join(map(str, shape)) or "–", f"{count:,}")
+    table.add_section()
+    table.add_row("all", "", f"{total:,}")
+    return [_facts({"kind": header.kind, **header.spec, **header.about}), table]
+
+
+def _hdf5(path: Path, top: int) -> list[RenderableType]:
+    try:
+        with h5py.File(path, "r") as file:
+            kind = str(file.attrs.get("kind", "unknown"))
+            about = json.loads(file.attrs.get("about", "{}"))
+            parts: list[RenderableType] = [_facts({"kind": kind, **about}), _arrays(file)]
+            if kind == "candidates" and top:
+                parts.append(_top_candidates(file, top))
+            if kind == "representation":
+                parts.append(_classes(file))
+            return parts
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
+        raise Found(path).damaged(error) from None
+
+
+def _arrays(file: h5py.File) -> Table:
+    table = plain_table("Arrays", "array", "shape", "type", "smallest", "largest")
+
+    def add(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            table.add_row(name, " × ".join(map(str, item.shape)), str(item.dtype), *_extremes(item))
+
+    file.visititems(add)
+    return table
+
+
+def _extremes(dataset: h5py.Dataset) -> tuple[str, str]:
+    if dataset.size == 0 or dataset.dtype.kind not in "iuf":
+        return "", ""
+    step = max(1, BYTES_AT_ONCE * len(dataset) // (dataset.size * dataset.dtype.itemsize))
+    chunks = (dataset[start : start + step] for start in range(0, len(dataset), step))
+    lows, highs = zip(*((chunk.min(), chunk.max()) for chunk in chunks), strict=True)
+    return f"{min(lows):.4g}", f"{max(highs):.4g}"
+
+
+def _facts(facts: dict[str, Any]) -> Table:
+    table = plain_table("", "about", "", n_left=2)
+    for name, value in facts.items():
+        shown = ", ".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(name, Text(shown))
+    return table
+
+
+def _top_candidates(file: h5py.File, top: int) -> Table:
+    table = plain_table(f"Top {top} candidates", "index in the wild set", "score", "predicted class")
+    index = file["index"][:]
+    scores, predicted = file["wild_score"][:], file["predicted"][:]
+    for i in index[np.argsort(-scores[index], kind="stable")[:top]]:
+        table.add_row(str(i), f"{scores[i]:.4g}", str(predicted[i]))
+    return table
+
+
+def _classes(file: h5py.File) -> Table:
+    table = plain_table("Samples of each class", "class", "label", "predicted")
+    n_classes = file["logits"].shape[1]
+    counts = [np.bincount(file[name][:], minlength=n_classes) for name in ("label", "predicted")]
+    for k in range(min(n_classes, SHOWN_CLASSES)):
+        table.add_row(str(k), f"{counts[0][k]:,}", f"{counts[1][k]:,}")
+    if n_classes > SHOWN_CLASSES:
+        table.add_row("…", "", "")
+    return table

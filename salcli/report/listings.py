@@ -1,0 +1,296 @@
+"""Lists: the plan for custom data, presets, data sets, candidates for review, predictions, methods."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from salcli.data.catalogue import DataSet, data_set
+from salcli.errors import printable
+from salcli.params.presets import Preset, resolved, text
+from salcli.project.estimate import estimated_gigabytes, estimated_images
+from salcli.report.console import plain_table
+from salcli.report.results import Cell, Grid
+
+if TYPE_CHECKING:  # load torch
+    from salcli.detector.detector import Scanned
+    from salcli.methods.base import Method
+    from salcli.pipeline.review import ReviewRow
+    from salcli.project.looking import Copies, CustomSet
+    from salcli.project.planning import Plan
+
+SHOWN_FILES = 2
+SHOWN_CLASSES = 6
+
+
+# --- the plan for custom data
+
+
+def plan_table(plan: Plan) -> Table:
+    """First what `init` found in the data, then what it plans."""
+    data = plan.data
+    table = plain_table("Custom data", "what", "found, or planned", "", n_left=3)
+    table.width = 98
+    for column, width in zip(table.columns, (14, 42, 38), strict=True):
+        column.min_width, column.overflow = width, "fold"
+    roles = ["labeled (ID)", "wild", *["odd, for tests"] * len(data.tests)]
+    for role, custom in zip(roles, data.sets, strict=True):
+        table.add_row(role, Text(f"{custom.name}: {len(custom.source):,} images"), Text(_sizes(custom)))
+        if custom is data.id:
+            table.add_row("classes", Text(_classes(custom)), Text(_class_sizes(custom)))
+        if bad := custom.look.bad:
+            shown = ", ".join(f"{custom.shown(path)} ({reason})" for path, reason in bad[:SHOWN_FILES])
+            _add_left_out(table, "not read", len(bad), custom, shown + (", …" if len(bad) > SHOWN_FILES else ""))
+        if custom.n_other_files:
+            why = "their suffix is not that of a known image format"
+            _add_left_out(table, "no images", custom.n_other_files, custom, why)
+    for copies in data.copies:
+        _add_left_out(table, "copies", len(copies.paths), copies.of, _copies(copies))
+    if not data.copies:
+        table.add_row("copies", "none", "no file of one set has the bytes of another's")
+    table.add_section()
+    for choice in plan.choices:
+        table.add_row(choice.what, Text(choice.chosen), Text(choice.why))
+    work = f"{plan.n_images / 1e6:.2g} million images through a network"
+    table.add_row("work", work, "estimated, all stages together")
+    return table
+
+
+def _add_left_out(table: Table, what: str, n: int, custom: CustomSet, why: str) -> None:
+    table.add_row(what, Text(f"{n:,} files of {custom.name}, left out"), Text(why))
+
+
+def _sizes(custom: CustomSet) -> str:
+    seen = custom.look
+    low, high = ("×".join(map(str, size)) for size in (seen.smallest, seen.largest))
+    sizes = low if low == high else f"{low} to {high}"
+    sample = f" ({seen.n_looked_at:,} looked at)" if seen.n_looked_at < len(custom.source) else ""
+    return f"{sizes} pixels, {'gray' if seen.is_gray else 'colour'}{sample}"
+
+
+def _classes(custom: CustomSet) -> str:
+    names = [printable(name) for name in custom.source.class_names]
+    more = f", … ({len(names)} in all)" if len(names) > SHOWN_CLASSES else ""
+    return ", ".join(names[:SHOWN_CLASSES]) + more
+
+
+def _class_sizes(custom: CustomSet) -> str:
+    counts = Counter(np.asarray(custom.source.labels).tolist())
+    low, high = min(counts, key=lambda k: counts[k]), max(counts, key=lambda k: counts[k])
+    if counts[low] == counts[high]:
+        return f"{counts[low]:,} images each"
+    names = custom.source.class_names
+    return f"from {counts[low]:,} ({printable(names[low])}) to {counts[high]:,} ({printable(names[high])})"
+
+
+def _copies(copies: Copies) -> str:
+    where = "elsewhere in it" if copies.other == copies.of.name else f"in {copies.other} too"
+    names = ", ".join(copies.of.shown(path) for path in copies.paths[:SHOWN_FILES])
+    return f"{where}: {names}{', …' if len(copies.paths) > SHOWN_FILES else ''}"
+
+
+# --- presets
+
+COMES_WITH_SALCLI = "°"
+FIVE_SETS = ["svhn", "places365", "lsun-c", "lsun-r", "textures"]
+PRESET_NOTES = (
+    f"Five sets: {', '.join(FIVE_SETS)}. After a +: only tested on, not wild.",
+    f"Sets marked {COMES_WITH_SALCLI} come with salcli; the others have to be fetched: salcli data fetch NAME.",
+    "GPU: memory of a training step, estimated. Work: images through a network, estimated, in millions,",
+    "over all seeds and OOD sets: training images × epochs, and the passes for gradients and scores.",
+    "To start from one: salcli init DIR --preset NAME. To see what is in one: salcli presets NAME.",
+)
+
+
+def preset_table(presets: Iterable[Preset]) -> Table:
+    """What each shows, where the paper has it, the data it needs, and what it costs."""
+    columns = ("name", "what it shows", "paper", "data: ID ← OOD", "GPU", "work")
+    table = plain_table("Presets", *columns, n_left=4, caption=PRESET_NOTES)
+    table.pad_edge = False
+    for column in table.columns:
+        column.no_wrap = column.header not in ("what it shows", "data: ID ← OOD")
+    table.columns[0].style, table.columns[3].max_width = "bold", 23
+    for preset in presets:
+        params = resolved(preset)
+        gigabytes, n_images = estimated_gigabytes(params), estimated_images(params)
+        table.add_row(
+            preset.name,
+            preset.title,
+            preset.paper.partition(",")[0].partition(" (")[0] or "–",
+            _preset_data(params["data"]),
+            "–" if gigabytes < 1 else f"{gigabytes:.0f} GB",
+            f"{n_images / 1e6:.0f} M" if n_images >= 1e6 else f"{n_images / 1e6:.1g} M",
+        )
+    return table
+
+
+def preset_syntax(preset: Preset) -> Syntax:
+    """Its complete params.yaml, highlighted."""
+    return Syntax(text(preset).rstrip("\n"), "yaml", background_color="default", word_wrap=True)
+
+
+def _preset_data(data: Mapping[str, Any]) -> str:
+    unseen = [name for name in data["test_ood"] if name not in data["ood"]]
+    return f"{_listed([data['id']])} ← {_listed(data['ood'])}{f' + {_listed(unseen)}' if unseen else ''}"
+
+
+def _listed(names: list[str]) -> str:
+    """The five sets of most tables get one name, or they would fill the table."""
+    if names == FIVE_SETS:
+        return "five sets"
+    return ", ".join(name + COMES_WITH_SALCLI if data_set(name).is_embedded else name for name in names)
+
+
+# --- data sets
+
+MARKS = {"here": "[green]✓[/]", "custom": "[green]custom[/]", "partial": "[yellow]partial[/]", "missing": "[dim]–[/]"}
+ROLES = {"id": "ID", "ood": "OOD", "both": "both"}
+DATA_COLUMNS = ("name", "role", "size", "licence", "where from", "images", "download", "here")
+NEEDS_WIDTH = {"where from": 100, "licence": 79}
+
+
+def data_table(found: Mapping[DataSet, str], width: int) -> Table:
+    """One row for each set, with its status. A narrow terminal gets no column of origins, then none of licences."""
+    columns = [name for name in DATA_COLUMNS if width >= NEEDS_WIDTH.get(name, 0)]
+    table = plain_table("Data sets", *columns)
+    table.show_edge = False
+    for column in table.columns:
+        column.no_wrap, column.justify = True, "right" if column.header in ("images", "download") else "left"
+    for record, state in found.items():
+        cells = {
+            "name": record.name,
+            "role": ROLES[record.role],
+            "images": f"{record.n_images:,}",
+            "size": record.size,
+            "download": _download(record),
+            "licence": record.licence,
+            "where from": where_from(record),
+            "here": MARKS[state],
+        }
+        table.add_row(*(cells[column] for column in columns))
+    return table
+
+
+def data_json(found: Mapping[DataSet, str], custom: Mapping[str, Path] | None = None) -> str:
+    """All that is known, for programs; of custom sets, their paths."""
+    sets = [record.facts() | {"status": state} for record, state in found.items()]
+    sets += [
+        {"name": name, "path": str(path), "status": "here" if path.exists() else "missing"}
+        for name, path in (custom or {}).items()
+    ]
+    return json.dumps(sets, indent=2, ensure_ascii=False)
+
+
+def where_from(record: DataSet) -> str:
+    """The server it is on (ox.ac.uk, mit.edu), or what it comes with."""
+    if record.is_embedded:
+        return "inside scikit-learn" if record.home else "made by salcli"
+    address = record.files[0].url
+    labels = (urlsplit(address).hostname or address).split(".")
+    return ".".join(labels[-3:] if labels[-2:-1] == ["ac"] else labels[-2:])
+
+
+def _download(record: DataSet) -> str:
+    if record.is_embedded:
+        return "–"
+    return f"{record.n_bytes / 1e6:,.0f} MB" if record.n_bytes else "?"
+
+
+# --- lists for review
+
+
+def review_table(rows: Sequence[ReviewRow]) -> Table:
+    """How many samples each list holds, one row for each experiment."""
+    columns = ("wild OOD", "filter", "seed", "candidates", "just below T", "highest score", "lowest")
+    table = plain_table("For review", *columns, n_left=2)
+    for (ood, mark, seed), group in groupby(rows, key=lambda row: (row.ood, row.filter, row.seed)):
+        own = list(group)
+        n_candidates, scores = sum(bool(row.decision) for row in own), [row.score for row in own]
+        counts = f"{n_candidates:,}", f"{len(own) - n_candidates:,}"
+        name = mark.removeprefix("filter-").rpartition("-")[0]  # variant and π, without the fingerprint
+        table.add_row(ood, name, str(seed), *counts, f"{scores[0]:.4g}", f"{scores[-1]:.4g}")
+    return table
+
+
+# --- predictions
+
+SHOWN_IMAGES = 40
+CLASS_WIDTH = 16
+OTHER_COLUMNS = 60  # the width of all columns but the path
+SHORTEST_PATH = 16
+
+
+class LowestScores:
+    """The least ID-like images, for people. Keeps no more than it will show."""
+
+    def __init__(self, shown: int = SHOWN_IMAGES) -> None:
+        self._shown, self._lowest, self._n = shown, list[tuple[Any, ...]](), 0
+
+    def write(self, part: Scanned) -> None:
+        from salcli.detector.predict import rows
+
+        good = [row for row in rows(part) if row[-1] is None]
+        self._n += len(good)
+        self._lowest = nsmallest(self._shown, [*self._lowest, *good], key=_score)
+
+    def table(self, width: int) -> Table:
+        """No wider than `width`: of a long path the end is shown."""
+        more = f"The {len(self._lowest)} least ID-like of {self._n:,} images" if self._n > len(self._lowest) else ""
+        table = plain_table(more, "path", "class", "probability", "score", "OOD", "p-value")
+        for path, name, probability, score, is_ood, p_value, _ in self._lowest:
+            table.add_row(
+                Text(_end(printable(path), max(SHORTEST_PATH, width - OTHER_COLUMNS))),
+                Text(_end(printable(name), CLASS_WIDTH)),
+                _number(probability, ".3f"),
+                _number(score, ".3f"),
+                Text("OOD", style="bold red") if is_ood else Text("–", style="dim"),
+                _number(p_value, ".4f"),
+            )
+        return table
+
+
+def _score(row: tuple[Any, ...]) -> float:
+    score = row[3]
+    return float("-inf") if score is None else float(score)
+
+
+def _number(value: float | None, style: str) -> str:
+    return "none" if value is None else format(value, style)
+
+
+def _end(text: str, width: int) -> str:
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+# --- methods
+
+NEEDS = {
+    "PostHoc": "the ID classifier",
+    "InputScore": "the ID classifier",
+    "WildTrained": "training with wild data",
+    "IdTrained": "training on ID data",
+}
+
+
+def methods_grid(methods: Mapping[str, type[Method]], *, with_summary: bool = False) -> Grid:
+    """Every method by what it needs, for the terminal and for docs/rivals.md."""
+    sections: dict[str, list[list[Cell]]] = {}
+    for name, method in methods.items():
+        need = next(NEEDS[base.__name__] for base in method.__mro__ if base.__name__ in NEEDS)
+        summary = [(method.__doc__ or "").strip().split("\n")[0]] if with_summary else []
+        cells = need, name, method.label, method.paper, *summary, ", ".join(method.Params.model_fields)
+        sections.setdefault(need, []).append([Cell(text) for text in cells])
+    header = ["needs", "name", "label", "paper", *(["score or loss"] if with_summary else []), "hyper-parameters"]
+    notes = ["Hyper-parameters are in params.yaml under methods.NAME. SAL itself: filter, train_ood and variants."]
+    return Grid("Methods", header, list(sections.values()), notes, n_left=len(header))

@@ -1,0 +1,521 @@
+"""All metrics.json files of a workspace as tables: mean ± std over seeds, one table for each share π of OOD data.
+
+Everything that a table needs stands in those files, the labels of the methods too, so neither torch nor the methods
+are loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from salcli.errors import MissingArtifactError, ParamsError
+from salcli.report.console import plain_table
+from salcli.sal.metrics import FPR95_CONVENTION
+from salcli.store.files import Found, reading_json
+from salcli.store.layout import SAL, SCRATCH, UNKNOWN, Experiment
+
+if TYPE_CHECKING:  # slow to load
+    import pandas as pd
+
+METRICS = {
+    "fpr95": "FPR95 ↓",
+    "auroc": "AUROC ↑",
+    "aupr_in": "AUPR-in ↑",
+    "aupr_out": "AUPR-out ↑",
+    "id_accuracy": "ID acc. ↑",
+}
+LOWER_IS_BETTER = {"fpr95"}
+AVERAGE, SHORT = "average", "short_schedule"
+SHORT_SCHEDULE = "\n(short schedule)"  # on a line of its own in the terminal
+FULL_WIDTH = 96  # terminal columns that mean ± std needs
+WIDER = 2  # what "(short schedule)" needs beyond that
+# below runs/: on the OOD set of the wild data, and on sets that are only tested on
+EVALUATIONS = ("*/*/pi-*/evaluation/metrics.json", "*/*/pi-*/evaluation/unseen/*/metrics.json")
+SHARED_SAMPLES = {"n_id_train": "ID train", "n_calibration": "ID calibration", "n_wild": "wild", "id_test": "ID test"}
+MATH = {"↓": r"\downarrow", "↑": r"\uparrow", "±": r"\pm", "Δ": r"\Delta", "−": "-", "π": r"\pi", "ζ": r"\zeta"}
+LATEX = str.maketrans(
+    {symbol: f"${command}$" for symbol, command in MATH.items()}
+    | {symbol: f"\\{symbol}" for symbol in "_&%#"}
+    | {"–": "--", "\n": " "}
+)
+
+
+# --- a table in every format
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    is_bold: bool = False
+    colour: str = ""  # in the terminal
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of text in sections; the first cell of each row names its section."""
+
+    title: str
+    header: list[str]
+    sections: list[list[list[Cell]]]  # section → row → cell
+    notes: list[str]
+    n_left: int = 2  # columns that are aligned left
+    short_header: list[str] | None = None  # for the terminal, where the full one is too wide
+
+    def rich(self) -> RenderableType:
+        table = plain_table(self.title, *(self.short_header or self.header), n_left=self.n_left, caption=self.notes)
+        for column in table.columns[self.n_left :]:
+            column.no_wrap = True
+        for section in self.sections:
+            if table.row_count:
+                table.add_section()
+            for i, (first, *others) in enumerate(section):
+                cells = [Cell("") if i else first, *others]
+                table.add_row(*(Text.assemble((cell.text, "bold" if cell.is_bold else cell.colour)) for cell in cells))
+        return table
+
+    def markdown(self) -> str:
+        lines = [self.header, ["---"] * self.n_left + ["---:"] * (len(self.header) - self.n_left)]
+        for row in (row for section in self.sections for row in section):
+            texts = [cell.text.replace("\n", " ").replace("|", r"\|") for cell in row]
+            lines.append([f"**{text}**" if cell.is_bold else text for text, cell in zip(texts, row, strict=True)])
+        return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in lines), "", *self.notes])
+
+    def latex(self) -> str:
+        """With booktabs."""
+        blocks = [[[name.translate(LATEX) for name in self.header]]]
+        blocks += [
+            [["" if i else _latex(row[0]), *map(_latex, row[1:])] for i, row in enumerate(section)]
+            for section in self.sections
+        ]
+        body = "\n\\midrule\n".join("\n".join(" & ".join(row) + r" \\" for row in block) for block in blocks)
+        columns = "l" * self.n_left + "r" * (len(self.header) - self.n_left)
+        notes = "\n".join(f"% {note}" for note in (self.title, *self.notes))
+        return f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n{notes}"
+
+
+def _latex(cell: Cell) -> str:
+    text = cell.text.translate(LATEX)
+    return rf"\textbf{{{text}}}" if cell.is_bold else text
+
+
+# --- collecting
+
+
+class Place(NamedTuple):
+    """What one evaluation is about. `pi` is text, because it may be unknown."""
+
+    seed: int
+    ood: str  # in the wild data
+    pi: str
+    test_set: str
+
+    @classmethod
+    def of(cls, path: Path) -> Place | None:
+        """From …/SEED/OOD/pi-PI/evaluation/metrics.json or …/evaluation/unseen/TEST/metrics.json; None for a backup."""
+        seed, ood, pi = _run_folder(path).parts[-3:]
+        test_set = ood if path.parent.name == "evaluation" else path.parent.name
+        return cls(int(seed), ood, pi_text(pi.removeprefix("pi-")), test_set) if seed.isdecimal() else None
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment(self.seed, self.ood, self.pi if self.pi == UNKNOWN else float(self.pi))
+
+    @property
+    def made_by(self) -> str:
+        unseen = "" if self.test_set == self.ood else self.test_set
+        return self.experiment.evaluation("metrics.json", unseen).made_by
+
+
+def _run_folder(path: Path) -> Path:
+    """SEED/OOD/pi-PI of a metrics.json."""
+    return next(folder.parent for folder in path.parents if folder.name == "evaluation")
+
+
+def _evaluations(folder: Path) -> dict[Place, Path]:
+    """Every metrics.json below a runs folder. An unseen set that is also in the wild data counts once."""
+    found: dict[Place, Path] = {}
+    for pattern in EVALUATIONS:
+        for path in sorted(folder.glob(pattern)):
+            if place := Place.of(path):
+                found.setdefault(place, path)
+    return found
+
+
+def pi_text(pi: float | str) -> str:
+    """0.1 and "0.10" are the same π."""
+    return UNKNOWN if pi == UNKNOWN else f"{float(pi):g}"
+
+
+def asked_for(raw: Mapping[str, Any]) -> set[Place]:
+    """The evaluations that params.yaml asks for. Takes its raw content: the schema would load every method."""
+    try:
+        data = raw["data"]
+        return {
+            Place(int(seed), ood, pi_text(pi), test)
+            for seed in raw["seeds"]
+            for ood in data["ood"]
+            for pi in data["pi"]
+            for test in (ood, *data["test_ood"])
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParamsError(f"params.yaml is not valid ({error!r}); see what is wrong with: salcli prepare") from None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one OOD set, in percent. `best` names the metrics in which no other method beats it."""
+
+    pi: str
+    ood: str  # the test set, and the wild one where that is another
+    method: str
+    label: str
+    n_seeds: int
+    mean: dict[str, float]
+    std: dict[str, float]  # NaN for a single seed
+    best: frozenset[str]
+    has_short_schedule: bool  # of any seed
+
+    @property
+    def name(self) -> str:
+        return self.label + (SHORT_SCHEDULE if self.has_short_schedule else "")
+
+
+@dataclass(frozen=True)
+class Results:
+    """runs: one line for each evaluation (see Place) and method, metrics in percent. samples: counts by name."""
+
+    runs: pd.DataFrame
+    samples: dict[str, str]
+    n_left_out: int = 0  # evaluations that exist, but were not asked for
+
+    @classmethod
+    def from_folder(cls, folder: Path, only: Collection[Place] | None = None) -> Results:
+        """Every evaluation below a runs folder, or `only` some of them."""
+        found = _evaluations(folder)
+        wanted = [path for place, path in found.items() if only is None or place in only]
+        if not wanted:
+            made_by = "salcli evaluate --scratch" if SCRATCH in folder.parts else "dvc repro, or salcli evaluate"
+            raise MissingArtifactError(f"there is no evaluation below {folder} yet; make one with: {made_by}")
+        return cls.read(wanted, len(found) - len(wanted))
+
+    @classmethod
+    def read(cls, paths: Iterable[Path], n_left_out: int = 0) -> Results:
+        """Some metrics.json files, for example those that `evaluate` has just written."""
+        import pandas as pd
+
+        runs: list[dict[str, Any]] = []
+        counts: list[tuple[Place, dict[str, int]]] = []
+        for path in paths:
+            place = Place.of(path)
+            if place is None or place in [known for known, _ in counts]:
+                continue
+            own_runs, own_counts = _read_evaluation(path, place)
+            runs += own_runs
+            counts.append((place, own_counts))
+        frame = pd.DataFrame(runs)
+        order = {pi: i for i, pi in enumerate(sorted(frame["pi"].unique(), key=_by_value))}
+        frame = frame.sort_values("pi", key=lambda column: column.map(order), kind="stable", ignore_index=True)
+        return cls(frame, _samples(counts), n_left_out)
+
+    def by_pi(self) -> list[Results]:
+        """One part for each π, in ascending order: numbers at different π are never averaged."""
+        parts = [self.runs[self.runs["pi"] == pi].reset_index(drop=True) for pi in self.shares]
+        return [Results(part, self.samples, self.n_left_out) for part in parts]
+
+    @property
+    def shares(self) -> list[str]:
+        """Values of π."""
+        return list(self.runs["pi"].unique())
+
+    @property
+    def ood_sets(self) -> list[str]:
+        """Test sets, in the order they were found."""
+        return list(dict.fromkeys(self._names()))
+
+    @property
+    def wild_sets(self) -> list[str]:
+        return list(self.runs["ood"].unique())
+
+    @property
+    def unknown_sets(self) -> list[str]:
+        """Test sets without OOD data, because nobody knows what in the wild data is OOD."""
+        unknown = self.runs["fpr95"].isna()
+        return [name for name in self.ood_sets if unknown[[one == name for one in self._names()]].all()]
+
+    @property
+    def n_seeds(self) -> int:
+        return int(self.runs["seed"].nunique())
+
+    def _names(self) -> list[str]:
+        """The test set of each run; with the wild one, where that is another and there are several."""
+        pairs = zip(self.runs["ood"], self.runs["test_set"], strict=True)
+        is_plain = len(self.wild_sets) == 1
+        return [test if is_plain or test == wild else f"{test} (wild {wild})" for wild, test in pairs]
+
+    def rows(self) -> list[Row]:
+        """For each π every OOD set, then their average (within a seed first, then over seeds); best method first."""
+        if len(self.shares) > 1:
+            return [row for part in self.by_pi() for row in part.rows()]
+        averages = self.runs.groupby(["method", "seed"], sort=False)[list(METRICS)].mean().reset_index()
+        ranking = list(averages.groupby("method")["fpr95"].mean().sort_values(kind="stable").index)
+        names = self._names()
+        groups = [(ood, self.runs[[name == ood for name in names]]) for ood in self.ood_sets]
+        known = [(ood, runs) for ood, runs in groups if runs["fpr95"].notna().any()]
+        groups = known or groups  # a set without OOD data has an accuracy alone, which the others have too
+        if len(groups) > 1:
+            groups.append((AVERAGE, averages))
+        return [row for ood, runs in groups for row in self._rows(ood, runs, ranking)]
+
+    def _rows(self, ood: str, runs: pd.DataFrame, ranking: list[str]) -> list[Row]:
+        labels = dict(zip(self.runs["method"], self.runs["label"], strict=True))
+        short = frozenset(self.runs["method"][self.runs[SHORT]])
+        grouped = runs.groupby("method")[list(METRICS)]
+        mean, std, n_seeds = grouped.mean().astype(float), grouped.std().astype(float), grouped.size()
+        shown = mean.map(lambda value: float(f"{value:.1f}"))  # what looks equal is equally good
+        best = {metric: shown[metric].min() if metric in LOWER_IS_BETTER else shown[metric].max() for metric in METRICS}
+        return [
+            Row(
+                pi=self.shares[0],
+                ood=ood,
+                method=method,
+                label=labels[method],
+                n_seeds=int(n_seeds[method]),
+                mean={metric: float(mean[metric][method]) for metric in METRICS},
+                std={metric: float(std[metric][method]) for metric in METRICS},
+                best=frozenset(metric for metric in METRICS if shown.at[method, metric] == best[metric]),
+                has_short_schedule=method in short,
+            )
+            for method in ranking
+            if method in mean.index
+        ]
+
+
+def _by_value(pi: str) -> float:
+    return math.inf if pi == UNKNOWN else float(pi)
+
+
+def _read_evaluation(path: Path, place: Place) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The metrics of each method, and the counts of samples in it and in the filter's metrics.json files."""
+    with reading_json(Found(path, place.made_by)) as content:
+        counts = {name: int(content["samples"][name]) for name in ("id_test", "ood_test")}
+        runs = [
+            {
+                **place._asdict(),
+                "method": method,
+                "label": str(values.get("label", method)),
+                **{name: math.nan if values[name] is None else 100 * float(values[name]) for name in METRICS},
+                SHORT: bool(values.get(SHORT, False)),
+            }
+            for method, values in content.items()
+            if method != "samples"
+        ]
+    if place.test_set == place.ood:
+        for variant, filtered in _filter_metrics(path, place).items():
+            counts |= {name: filtered[name] for name in ("n_id_train", "n_calibration", "n_wild")}
+            counts["candidates" if variant == SAL else f"candidates of {variant}"] = filtered["n_candidates"]
+    return runs, counts
+
+
+def _filter_metrics(path: Path, place: Place) -> dict[str, dict[str, Any]]:
+    """filter.json of every variant of SAL, beside the folder of evaluations."""
+    found = {}
+    for file in sorted(_run_folder(path).glob("*/filter.json")):
+        variant = file.parent.name
+        with reading_json(Found(file, place.experiment.with_variant(variant).filter_metrics.made_by)) as content:
+            counts = {name: int(content[name]) for name in ("n_id_train", "n_calibration", "n_wild", "n_candidates")}
+            found[variant] = {**content, **counts}
+    return found
+
+
+def _samples(counts: list[tuple[Place, dict[str, int]]]) -> dict[str, str]:
+    """How many samples each set has; a range where runs differ."""
+    samples = {name: _range([own[key] for _, own in counts if key in own]) for key, name in SHARED_SAMPLES.items()}
+    for test in dict.fromkeys(place.test_set for place, _ in counts):
+        own_counts = [own for place, own in counts if place.test_set == test]
+        samples[f"{test} test"] = _range([own["ood_test"] for own in own_counts if own["ood_test"]])
+        for key in dict.fromkeys(key for own in own_counts for key in own if key.startswith("candidates")):
+            samples[f"{test} {key}"] = _range([own[key] for own in own_counts if key in own])
+    return {name: text for name, text in samples.items() if text}
+
+
+def _range(values: Sequence[int]) -> str:
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+# --- the results table
+
+
+def results_view(results: Results, width: int = FULL_WIDTH) -> RenderableType:
+    """For the terminal. A narrow one gets the means alone, rather than numbers cut in two."""
+    is_wider = any(row.has_short_schedule for row in results.rows())
+    has_room = width >= FULL_WIDTH + (WIDER if is_wider else 0)
+    return Group(*(grid.rich() for grid in results_grids(results, with_std=has_room)))
+
+
+def results_grids(results: Results, *, with_std: bool = True) -> list[Grid]:
+    """One table for each π; the notes stand under the last."""
+    parts = results.by_pi()
+    grids = []
+    for part in parts:
+        pi = f", π {part.shares[0]}" if len(parts) > 1 else ""
+        sections = [
+            [[Cell(row.ood), Cell(row.name), *_cells(row, with_std=with_std)] for row in rows]
+            for _, rows in groupby(part.rows(), key=lambda row: row.ood)
+        ]
+        notes = results_notes(results, with_std=with_std) if part is parts[-1] else []
+        grids.append(Grid(f"OOD detection, in %{pi}", ["OOD test set", "method", *METRICS.values()], sections, notes))
+    return grids
+
+
+def results_frame(results: Results) -> pd.DataFrame:
+    """For programs: one line for each π, OOD set and method."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "pi": row.pi,
+            "ood": row.ood,
+            "method": row.method,
+            "label": row.label,
+            "n_seeds": row.n_seeds,
+            "short_schedule": row.has_short_schedule,
+            **{f"{metric}_mean": row.mean[metric] for metric in METRICS},
+            **{f"{metric}_std": row.std[metric] for metric in METRICS},
+        }
+        for row in results.rows()
+    )
+
+
+def _cells(row: Row, *, with_std: bool) -> Iterator[Cell]:
+    for metric in METRICS:
+        mean, std = row.mean[metric], row.std[metric]
+        text = f"{mean:.1f}" if math.isnan(std) or not with_std else f"{mean:.1f} ± {std:.1f}"
+        yield Cell(UNKNOWN) if math.isnan(mean) else Cell(text, is_bold=metric in row.best)
+
+
+def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
+    notes = [FPR95_CONVENTION] if results.unknown_sets != results.ood_sets else []
+    if results.unknown_sets:
+        names = ", ".join(results.unknown_sets)
+        notes.append(
+            f"{names}: unlabeled wild data. Nobody knows what in them is OOD, so FPR95, AUROC and AUPR are unknown; "
+            "they need OOD images to test on (data.test_ood)."
+        )
+    if results.n_seeds > 1:
+        over_sets = f" ({AVERAGE}: over the OOD sets)" if len(results.ood_sets) > 1 else ""
+        what = "Mean ± std" if with_std else f"Mean (± std from {FULL_WIDTH} columns on)"
+        notes.append(f"{what} over {results.n_seeds} seeds{over_sets}; best in bold; sorted by average FPR95.")
+    if results.wild_sets != results.ood_sets and len(results.wild_sets) == 1:
+        what = "Wild data" if results.wild_sets == results.unknown_sets else "OOD in the wild data"
+        notes.append(f"{what}: {results.wild_sets[0]}.")
+    if results.n_left_out:
+        notes.append(
+            f"Left out: {results.n_left_out} evaluations that params.yaml does not ask for (--all shows them)."
+        )
+    notes.append("Samples: " + ", ".join(f"{name} {text}" for name, text in results.samples.items()) + ".")
+    return notes
+
+
+# --- SAL over π
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """SAL at one π, with one seed. Shares, not percent; None where a metric is not defined or not measured."""
+
+    ood: str
+    pi: float
+    seed: int
+    n_wild: int
+    n_candidates: int
+    err_in: float | None  # not defined at π = 1: there is no wild ID data
+    err_out: float | None
+    fpr95: float
+    auroc: float
+    zeta: float | None  # Definition 2, on held-out ID data; None until `salcli theory` has run
+
+
+SWEPT = {"err_in": "ERR_in", "err_out": "ERR_out", "fpr95": "FPR95 ↓", "auroc": "AUROC ↑"}
+
+
+def sweep_points(folder: Path, only: Collection[Place] | None = None, variant: str = SAL) -> list[SweepPoint]:
+    """One point for each experiment below a runs folder that is tested on the OOD set of its own wild data."""
+    points = []
+    for place, path in _evaluations(folder).items():
+        if place.test_set != place.ood or place.pi == UNKNOWN or (only is not None and place not in only):
+            continue
+        experiment = place.experiment.with_variant(variant)
+        filtered = _filter_metrics(path, place).get(variant)
+        theory = _run_folder(path) / variant / "theory.json"
+        with reading_json(Found(path, place.made_by)) as content:
+            values = content.get(variant)
+            if filtered is None or values is None or values["fpr95"] is None:
+                continue
+            zeta = None
+            if theory.exists():
+                with reading_json(Found(theory, experiment.theory("json").made_by)) as measured:
+                    zeta = float(measured["zeta"])
+            points.append(
+                SweepPoint(
+                    ood=place.ood,
+                    pi=float(place.pi),
+                    seed=place.seed,
+                    n_wild=filtered["n_wild"],
+                    n_candidates=filtered["n_candidates"],
+                    err_in=filtered["err_in"],
+                    err_out=filtered["err_out"],
+                    fpr95=float(values["fpr95"]),
+                    auroc=float(values["auroc"]),
+                    zeta=zeta,
+                )
+            )
+    if not points:
+        raise MissingArtifactError(f"there is no evaluation of {variant} below {folder} yet; make one with: dvc repro")
+    sets = list(dict.fromkeys(point.ood for point in points))
+    return sorted(points, key=lambda point: (sets.index(point.ood), point.pi, point.seed))
+
+
+def over_seeds(points: Sequence[SweepPoint], metric: str) -> tuple[float, float]:
+    """Mean and std of a metric, NaN where it is not defined; a single seed has no std."""
+    values = [value for point in points if (value := getattr(point, metric)) is not None]
+    mean = float(np.mean(values)) if values else np.nan
+    return mean, float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
+
+
+def sweep_grid(points: Sequence[SweepPoint]) -> Grid:
+    """One row for each π, one section for each OOD set."""
+    sections = []
+    for ood, of_set in groupby(points, key=lambda point: point.ood):
+        sections.append([_sweep_row(ood, pi, list(own)) for pi, own in groupby(of_set, key=lambda point: point.pi)])
+    n_seeds = len({point.seed for point in points})
+    notes = [
+        FPR95_CONVENTION,
+        *([f"Mean ± std over {n_seeds} seeds."] if n_seeds > 1 else []),
+        "Wild: the largest set with a share π of OOD, so its size changes with π.",
+        *(["–: at π = 1 there is no wild ID data."] if any(point.err_in is None for point in points) else []),
+        *(["ζ: measured by salcli theory."] if any(point.zeta is None for point in points) else []),
+    ]
+    header = ["wild OOD", "π", "wild", "candidates", *SWEPT.values(), "ζ"]
+    return Grid("SAL by the share π of OOD in the wild data, in %", header, sections, notes, n_left=1)
+
+
+def _sweep_row(ood: str, pi: float, points: list[SweepPoint]) -> list[Cell]:
+    texts = [ood, f"{pi:g}"]
+    texts += [_range([getattr(point, name) for point in points]) for name in ("n_wild", "n_candidates")]
+    for metric in SWEPT:
+        mean, std = (100 * value for value in over_seeds(points, metric))
+        texts.append("–" if math.isnan(mean) else f"{mean:.1f}" if math.isnan(std) else f"{mean:.1f} ± {std:.1f}")
+    zeta, _ = over_seeds(points, "zeta")
+    return [Cell(text) for text in (*texts, "–" if math.isnan(zeta) else f"{zeta:.2f}")]

@@ -1,0 +1,384 @@
+"""One small table for each stage, and what `filter`, `theory` and `toy` show of their results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from salcli.errors import SalError, printable
+from salcli.report.console import plain_table
+from salcli.report.paper import CALIBRATIONS, paper_err_in_of_toy
+from salcli.report.results import pi_text
+from salcli.store.layout import SAL, UNKNOWN, Experiment
+
+if TYPE_CHECKING:  # stages load torch, which a table does not need
+    from salcli.detector.stage import MadeDetector
+    from salcli.methods.sal import FilterParams
+    from salcli.pipeline.extract import Extracted
+    from salcli.pipeline.filter import Filtered
+    from salcli.pipeline.prepare import Prepared
+    from salcli.pipeline.theory import TheoryCheck
+    from salcli.pipeline.toy import ToyRun
+    from salcli.pipeline.train_id import TrainedClassifier
+    from salcli.pipeline.train_ood import TrainedNetwork
+
+N_BINS = 14
+BAR_WIDTH = 28
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+SHOWN_CLASSES = 10
+REORDER = "rename the folders so that they sort like the network's classes, or give a CSV with their numbers as labels"
+
+
+def method_label(name: str) -> str:
+    """What tables call a method; a variant of SAL goes by its own name."""
+    from salcli.methods.base import find_method
+
+    try:
+        return find_method(name).label
+    except SalError:
+        return name
+
+
+def score_label(name: str) -> str:
+    """τ, or the score of another method, which is higher for ID data, negated: −Energy."""
+    return "τ" if name == SAL else f"−{method_label(name)}"
+
+
+def share_text(value: float | None) -> str:
+    """In percent; unknown where there is no truth."""
+    return UNKNOWN if value is None else "–" if math.isnan(value) else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else "–" if math.isnan(value) else f"{value:.3g}"
+
+
+def _experiment_columns(
+    experiments: Iterable[Experiment], *, with_pi: bool = True, with_wild: bool = True
+) -> tuple[list[str], Callable[[Experiment], list[str]]]:
+    """Columns that tell experiments apart: π and the variant only where they vary."""
+    experiments = list(experiments)
+    columns: dict[str, Callable[[Experiment], str]] = {"wild OOD": lambda one: one.ood} if with_wild else {}
+    if with_pi and len({one.pi for one in experiments}) > 1:
+        columns["π"] = lambda one: pi_text(one.pi)
+    if any(one.variant != SAL for one in experiments):
+        columns["variant"] = lambda one: one.variant
+    columns["seed"] = lambda one: str(one.seed)
+    return list(columns), lambda experiment: [cell(experiment) for cell in columns.values()]
+
+
+# --- prepare, train-id, extract-grads, train-ood, train-encoder, detector
+
+
+def prepared_table(done: Sequence[Prepared]) -> Table:
+    table = plain_table("Prepared data", "what", "samples")
+    for result in done:
+        table.add_row(result.what, "  ".join(f"{name} {count:,}" for name, count in result.counts.items() if count))
+    return table
+
+
+def train_id_table(done: Sequence[TrainedClassifier]) -> Table:
+    table = plain_table("ID classifier", "seed", "epochs", "last loss", "train accuracy", "test accuracy")
+    for result in done:
+        last = result.last_epoch
+        table.add_row(
+            str(result.seed),
+            str(last.epoch) if last else "0",
+            f"{last.loss:.4f}" if last else "–",
+            f"{result.train_accuracy:.2%}",
+            f"{result.test_accuracy:.2%}",
+        )
+    return table
+
+
+def class_notes(done: Sequence[TrainedClassifier]) -> Iterator[tuple[str, str]]:
+    """Lines with their style: whether a network that was trained elsewhere has the same classes."""
+    for result in done:
+        check = result.class_check
+        if check is None:
+            continue
+        right = f"{check.accuracy:.1%} of {check.n_samples:,} calibration images right"
+        yield f"seed {result.seed}: used as given, not trained; {right}", ""
+        yield "T, is_ood and p-values are valid only if the network has never seen these images", "dim"
+        assumed = _order(check.class_names)
+        if check.has_other_order:
+            yield (
+                f"warning: its classes seem to be in another order than yours. Assumed: {assumed}; "
+                f"as {_order(check.best_order)} it would have {check.best_accuracy:.1%} right. To fix that, {REORDER}.",
+                "bold yellow",
+            )
+        elif check.is_near_chance:
+            yield (
+                f"warning: that is no better than a guess. Assumed: classes in the order {assumed}, and input that is "
+                f"normalised with model.mean and model.std. If the order is wrong, {REORDER}.",
+                "bold yellow",
+            )
+
+
+def _order(names: tuple[str, ...]) -> str:
+    more = ", …" if len(names) > SHOWN_CLASSES else ""
+    return ", ".join(f"{k} {printable(name)}" for k, name in enumerate(names[:SHOWN_CLASSES])) + more
+
+
+def extracted_table(done: Sequence[Extracted]) -> Table:
+    """Size of each file, compared with the dense gradient matrix that it stands for."""
+    table = plain_table("Gradients", "data", "seed", "samples", "classes × features", "of the dense size")
+    for result in done:
+        stored, dense = result.n_classes + result.n_features, result.n_classes * result.n_features
+        size = f"{result.n_classes} × {result.n_features}"
+        seed = str(result.experiment.seed)
+        table.add_row(result.what, seed, f"{result.n_samples:,}", size, f"{stored / dense:.1%}")
+    return table
+
+
+def trained_table(done: Sequence[TrainedNetwork]) -> Table:
+    """Networks of train-ood or train-encoder, with the last epoch of each phase of their training."""
+    with_wild = any(result.experiment.ood for result in done)
+    columns, which = _experiment_columns((result.experiment for result in done), with_wild=with_wild)
+    outliers = ["as outliers"] if with_wild else []
+    note = "As outliers: candidates of the filter for SAL, all wild samples for its rivals."
+    table = plain_table(
+        "Trained with wild data" if with_wild else "Trained on ID data",
+        *columns, "method", *outliers, "epochs", "last loss", "train acc.", "test acc.",
+        caption=[note] if with_wild else [],
+    )  # fmt: skip
+    for result in done:
+        last = list(result.last_epochs.values())
+        train_accuracy = last[-1].accuracy if result.train_accuracy is None else result.train_accuracy
+        table.add_row(
+            *which(result.experiment),
+            result.label,
+            *(["–" if result.n_outliers is None else f"{result.n_outliers:,}"] if with_wild else []),
+            " + ".join(str(epoch.epoch) for epoch in last),
+            ", ".join(f"{epoch.loss:.4f}" for epoch in last),
+            "–" if math.isnan(train_accuracy) else f"{train_accuracy:.2%}",
+            "–" if result.test_accuracy is None else f"{result.test_accuracy:.2%}",
+        )
+    return table
+
+
+def detector_table(done: Sequence[MadeDetector]) -> Table:
+    columns, which = _experiment_columns(result.experiment for result in done)
+    table = plain_table("Detectors", *columns, "classes", "calibration images", "threshold (keeps 95%)")
+    for result in done:
+        numbers = f"{result.n_classes:,}", f"{result.n_calibration:,}", f"{result.threshold:.4g}"
+        table.add_row(*which(result.experiment), *numbers)
+    return table
+
+
+# --- filter
+
+
+def filter_view(done: Sequence[Filtered], params: FilterParams) -> Group:
+    """Histograms of the scores, then the numbers, then how far to trust them."""
+    parts: list[RenderableType] = []
+    for result in done:
+        candidates = result.candidates
+        if result.trials:
+            parts.append(auto_table(result))
+        parts.append(Text(f"{score_label(candidates.score_name)}, {result.experiment}", style="bold"))
+        names = ("wild", f"calibration ({params.calibration})")
+        parts.append(two_histograms(candidates.wild_score, candidates.calibration_score, names, candidates.threshold))
+    parts.append(_filter_table(done, params))
+    parts += [Text(f"warning: {warning}", style="bold yellow") for warning in _filter_warnings(done)]
+    return Group(*parts)
+
+
+def _filter_table(done: Sequence[Filtered], params: FilterParams) -> Table:
+    score = "the chosen score" if params.score == "auto" else score_label(params.score)
+    columns, which = _experiment_columns(result.experiment for result in done)
+    table = plain_table(
+        f"Candidate outliers: {score} above the {params.threshold_quantile:g} quantile",
+        *columns, "T", "candidates", "of wild", "ERR_in", "ERR_out", "ID risk", "ID acc.",
+        caption=[
+            "ERR_in: wild ID taken for outliers; ERR_out: wild OOD missed (compared with the truth afterwards).",
+            "ID risk: mean loss on ID training data; ID acc.: on calibration data.",
+        ],
+    )  # fmt: skip
+    for result in done:
+        errors = result.errors
+        table.add_row(
+            *which(result.experiment),
+            f"{result.candidates.threshold:.4g}",
+            f"{len(result.candidates.index):,}",
+            f"{len(result.candidates.wild_score):,}",
+            share_text(errors.err_in if errors else None),
+            share_text(errors.err_out if errors else None),
+            f"{result.fit.train_risk:.4f}",
+            f"{result.fit.calibration_accuracy:.1%}",
+        )
+    return table
+
+
+def _filter_warnings(done: Sequence[Filtered]) -> Iterator[str]:
+    for result in done:
+        if result.fit.is_poor and result.candidates.score_name == SAL:
+            yield f"{result.experiment}: {poor_fit(result.fit.train_accuracy, result.fit.calibration_accuracy)}"
+        if result.n_unscored:
+            yield (
+                f"{result.experiment}: {result.n_unscored} calibration samples are predicted as classes that no wild "
+                "sample is, and were left out."
+            )
+
+
+def poor_fit(train_accuracy: float, calibration_accuracy: float) -> str:
+    return (
+        f"the classifier gets {train_accuracy:.1%} of ID training and {calibration_accuracy:.1%} of calibration data "
+        "right. τ separates well only where the ID risk is small; train the classifier longer, or do not rely on the "
+        "candidates."
+    )
+
+
+def auto_table(result: Filtered) -> Table:
+    """Every score of `filter.score: auto`: τ first, then the others by their excess."""
+    from salcli.sal.unlabeled import CONFIDENCE, N_RESAMPLES
+
+    table = plain_table(
+        f"Every score as separator, {result.experiment}",
+        "score", "T", "candidates", "excess", "± std", "beats τ", "ERR_in", "ERR_out", "AUROC",
+        caption=[
+            "◀: chosen. excess: share of wild samples above T, less that of calibration samples.",
+            f"± std, beats τ: over {N_RESAMPLES} resamples. τ stays unless another beats it in {CONFIDENCE:.0%};",
+            "of several such scores, the one with the largest excess is chosen.",
+            "ERR_in, ERR_out, AUROC: compared with the truth afterwards; they do not affect the choice.",
+        ],
+    )  # fmt: skip
+    first, *others = result.trials
+    for trial in (first, *sorted(others, key=lambda other: -other.excess)):
+        is_chosen, errors = trial.score == result.candidates.score_name, trial.errors
+        table.add_row(
+            score_label(trial.score) + (" ◀" if is_chosen else ""),
+            f"{trial.threshold:.4g}",
+            f"{trial.n_candidates:,}",
+            f"{trial.excess:.1%}",
+            f"{trial.excess_std:.1%}",
+            "–" if trial is first else f"{trial.wins_over_tau:.1%}",
+            share_text(errors.err_in if errors else None),
+            share_text(errors.err_out if errors else None),
+            share_text(trial.auroc if errors else None),
+            style="bold" if is_chosen else "",
+        )
+    return table
+
+
+def two_histograms(
+    left: NDArray[np.floating], right: NDArray[np.floating], names: tuple[str, str], threshold: float
+) -> Text:
+    """Shares of two samples in common bins, as bars of characters; what is above the threshold T is yellow."""
+    edges = _bin_edges(np.concatenate([left, right]))
+    if edges[0] < threshold < edges[-1]:  # a bin is above or below the threshold, never across it
+        edges[1:-1][np.abs(edges[1:-1] - threshold).argmin()] = threshold
+    shares = [np.histogram(np.clip(sample, edges[0], edges[-1]), edges)[0] / len(sample) for sample in (left, right)]
+    largest = max(share.max() for share in shares)
+    text = Text(f"{'':>12}  {names[0]:<{BAR_WIDTH + 7}}{names[1]}\n", style="bold")
+    for i, edge in enumerate(edges[:-1]):
+        bars = [f"{share[i]:>5.1%} {_bar(share[i] / largest):<{BAR_WIDTH}}" for share in shares]
+        marker = "T" if edge == threshold else " "
+        style = "yellow" if edge >= threshold else ""
+        text.append(f"{marker} {edge:>10.2g}  {bars[0]} {bars[1].rstrip()}\n", style=style)
+    return text
+
+
+def _bin_edges(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Scores ≥ 0 range over many powers of ten, so their bins do too; otherwise bins of equal width."""
+    low, high = float(values.min()), float(values.max())
+    positive = values[values > 0]
+    if low >= 0 and len(positive) and high > 100 * np.median(positive):
+        floor = max(float(np.quantile(positive, 0.02)), high * 1e-12)
+        return np.concatenate([[0.0], np.geomspace(floor, high, N_BINS)])
+    return np.linspace(low, high if high > low else low + 1, N_BINS + 1)
+
+
+def _bar(share: float) -> str:
+    full, rest = divmod(max(round(share * BAR_WIDTH * 8), int(share > 0)), 8)
+    return "█" * full + EIGHTHS[rest].strip()
+
+
+# --- theory and toy
+
+
+def theory_view(done: Sequence[TheoryCheck]) -> Group:
+    """The condition on ζ, then the scores and errors that the theorems bound."""
+    columns, which = _experiment_columns((result.experiment for result in done), with_pi=False)
+    discrepancies = plain_table(
+        "Discrepancy ζ of ID and wild gradients (Definition 2)",
+        *columns, "π", "π̂", "by", "ζ", "debiased", "ζ train", "1.011 √π", "holds",
+        caption=[
+            "ζ: P_in is calibration data, with predicted labels; ζ train: training data.",
+            "debiased: less what two samples of one distribution show; has to reach 1.011 √π (Theorem 2).",
+            "π̂: estimated without the truth, by the score that separates best.",
+        ],
+    )  # fmt: skip
+    for result in done:
+        discrepancies.add_row(
+            *which(result.experiment),
+            _number(result.truth.pi if result.truth else None),
+            _number(result.mixture.pi),
+            result.mixture.score,
+            _number(result.held_out.zeta),
+            _number(result.held_out.without_noise),
+            _number(result.on_training_data.zeta),
+            _number(result.required),
+            "yes" if result.condition_holds else "no",
+        )
+    columns, which = _experiment_columns(result.experiment for result in done)
+    scores = plain_table(
+        "Mean τ (Theorem 4) and errors of the filter (Theorem 1)",
+        *columns, "τ wild ID", "τ wild OOD", "bound", "ERR_in", "est.", "ERR_out", "est.",
+        caption=[
+            "τ: of Eq. 4–7, one ∇̄ and one v for all classes; bound: 0.98 ζ²/π, for OOD (Theorem 4).",
+            "ERR_in, ERR_out: of the filter's own scores and T; est.: without the truth.",
+        ],
+    )  # fmt: skip
+    for result in done:
+        truth = result.truth
+        true_errors = result.errors_at_threshold(truth.errors if truth else None)
+        estimated = result.errors_at_threshold(result.estimated)
+        scores.add_row(
+            *which(result.experiment),
+            _number(truth.mean_tau_id if truth else None),
+            _number(truth.mean_tau_ood if truth else None),
+            _number(result.bound),
+            *(share_text(errors[side] if errors else None) for side in (0, 1) for errors in (true_errors, estimated)),
+        )
+    return Group(discrepancies, scores)
+
+
+def toy_table(done: Sequence[ToyRun]) -> Table:
+    """One row for each scenario and each way to calibrate the threshold, beside the paper's errors."""
+    n_seeds = len({result.seed for result in done})
+    table = plain_table(
+        f"The paper's example in the plane, {n_seeds} seed{'s' if n_seeds > 1 else ''}",
+        "outliers", "T calibrated on", "ERR_in", "from", "to", "paper", "ERR_out",
+        caption=[
+            "ERR_in: wild ID taken for outliers; ERR_out: wild OOD missed. Mean ± std over seeds;",
+            "from, to: smallest and largest. The paper shows one run, whose seed is not known.",
+        ],
+    )  # fmt: skip
+    paper = paper_err_in_of_toy()
+    for scenario in dict.fromkeys(result.scenario for result in done):
+        for calibration in done[0].thresholds:
+            errors = [result.errors(calibration) for result in done if result.scenario == scenario]
+            err_in, err_out = ([getattr(one, name) for one in errors] for name in ("err_in", "err_out"))
+            table.add_row(
+                scenario,
+                f"{calibration} ({CALIBRATIONS[calibration]})",
+                _mean_and_std(err_in),
+                f"{min(err_in):.1%}",
+                f"{max(err_in):.1%}",
+                f"{paper[scenario]:.1%}" if calibration == "train" else "",
+                _mean_and_std(err_out),
+            )
+    return table
+
+
+def _mean_and_std(values: Sequence[float]) -> str:
+    spread = f" ± {np.std(values, ddof=1):.1%}" if len(values) > 1 else ""
+    return f"{np.mean(values):.1%}{spread}"

@@ -1,1 +1,0 @@
-"""The report: one page of HTML that needs nothing but a browser."""

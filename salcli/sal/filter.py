@@ -1,0 +1,103 @@
+"""The filter (Section 3.1): outlier scores τ of gradients, the threshold T, and the errors of the separation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from salcli.sal.gradients import FactorSource, mean_gradient
+from salcli.sal.spectrum import ALONE, CentredGradients, Workers, top_singular_vectors
+
+CPU = torch.device("cpu")
+
+
+def outlier_scores(G: CentredGradients, V: Float[Tensor, "v k d"], n_vectors: int) -> Float[Tensor, " n"]:
+    """Eq. 6: τ_i = ⟨g_i − ∇̄, v⟩²; for several vectors the mean of the squared projections.
+
+    The mean is over `n_vectors` even where V has fewer: along the missing directions all wild gradients are zero.
+    """
+    return G.project(V).square().sum(dim=1) / n_vectors
+
+
+def reference_gradients(id_train: FactorSource, n_classes: int, *, class_conditional: bool) -> Float[Tensor, "c k d"]:
+    """∇̄ (Eq. 4), or one ∇̄_k for each class (Remark 2)."""
+    if not class_conditional:
+        return mean_gradient(id_train)[None]
+    return torch.stack([mean_gradient(id_train.of_class(k)) for k in range(n_classes)])
+
+
+def class_agnostic_scores(
+    spectrum_of: FactorSource,
+    sources: Sequence[FactorSource],
+    reference: Float[Tensor, "c k d"],
+    n_vectors: int,
+    workers: Workers = ALONE,
+) -> list[Float[Tensor, " n"]]:
+    """τ of every row of every source, projected on the singular vectors of one matrix for all classes.
+
+    Computed on the device that the reference is on.
+    """
+    V = top_singular_vectors(CentredGradients(spectrum_of, reference, workers), n_vectors)
+    return [outlier_scores(CentredGradients(source, reference, workers), V, n_vectors).cpu() for source in sources]
+
+
+def class_conditional_scores(
+    spectrum_of: FactorSource,
+    sources: Sequence[FactorSource],
+    id_train: FactorSource,
+    classes: Iterable[int],
+    n_vectors: int,
+    *,
+    shared_reference: Float[Tensor, "1 k d"] | None = None,
+    device: torch.device = CPU,
+) -> list[Float[Tensor, " n"]]:
+    """Remark 2: every class has its own G_k, its own v_k and, unless one is shared, its own ∇̄_k.
+
+    A row whose class has no row in `spectrum_of` cannot be scored: NaN.
+    """
+    scores = [torch.full((len(source),), torch.nan, dtype=torch.float64) for source in sources]
+    for k in classes:
+        own_class = spectrum_of.of_class(k)
+        if len(own_class) == 0:
+            continue
+        reference = mean_gradient(id_train.of_class(k))[None] if shared_reference is None else shared_reference
+        reference = reference.to(device)
+        own_sources = [own_class if source is spectrum_of else source.of_class(k) for source in sources]
+        own_scores = class_agnostic_scores(own_class, own_sources, reference, n_vectors)
+        for values, source, own in zip(scores, sources, own_scores, strict=True):
+            values[source.label == k] = own
+    return scores
+
+
+def score_threshold(calibration: Float[Tensor, " n"], quantile: float) -> float:
+    """The smallest T with at least a share `quantile` of ID scores at or below it; candidates have τ > T."""
+    rank = max(1, math.ceil(quantile * len(calibration) - 1e-9))
+    return float(calibration.sort().values[rank - 1])
+
+
+def working_quantiles(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"]) -> tuple[float, float] | None:
+    """The range of quantiles (low, high] whose threshold leaves some candidates, but not only candidates."""
+    low = float((calibration < wild.min()).double().mean())
+    high = float((calibration < wild.max()).double().mean())
+    return (low, high) if high > low else None
+
+
+@dataclass(frozen=True)
+class SeparationErrors:
+    """ERR_in: share of wild ID data taken for outliers; ERR_out: share of wild OOD data missed (Theorem 1)."""
+
+    err_in: float
+    err_out: float
+
+
+def separation_errors(is_candidate: Bool[Tensor, " m"], is_ood: Bool[Tensor, " m"]) -> SeparationErrors:
+    """Compare the separation with the truth, which only an experiment knows. NaN where a side is empty."""
+    return SeparationErrors(
+        err_in=float(is_candidate[~is_ood].double().mean()) if (~is_ood).any() else math.nan,
+        err_out=float((~is_candidate)[is_ood].double().mean()) if torch.any(is_ood) else math.nan,
+    )

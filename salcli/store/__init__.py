@@ -1,0 +1,1 @@
+"""Files of a project: paths, formats, atomic writes, lineage."""

@@ -1,0 +1,267 @@
+"""Reading and writing files: atomic writes, HDF5, safetensors, JSON and CSV. The same content gives the same bytes.
+
+Every HDF5 and safetensors file has a header: its kind, the version of its format, and `about`: how it was made.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from salcli.errors import BadArtifactError, StorageError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # tables and headers are read without torch
+
+SCHEMA = 2
+DAMAGED = (SafetensorError, OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file that exists, and the command that makes it."""
+
+    path: Path
+    made_by: str = ""
+
+    @property
+    def fix(self) -> str:
+        return f"make it again: {self.made_by}" if self.made_by else "make it again with the stage it comes from"
+
+    def damaged(self, error: object) -> BadArtifactError:
+        return BadArtifactError(f"{self.path} is damaged or not a file of salcli ({error}); {self.fix}")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says about itself."""
+
+    kind: str
+    about: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict)  # of a network: what it is built from
+    schema: int = SCHEMA
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A path to write to. It becomes `path` when the block succeeds, and is removed when it fails.
+
+    A killed process leaves the old file as it was, and at most the hidden partial file, which the next run replaces.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:  # a full disk, a read-only folder, a file where a folder should be
+        reason = os.strerror(error.errno) if error.errno else error
+        raise StorageError(f"{path} cannot be written: {reason}; fix that and run the same command again") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+@contextmanager
+def reading_json(found: Found) -> Iterator[Any]:
+    """The content; whatever goes wrong with it inside the block means that the file is damaged."""
+    try:
+        yield json.loads(found.path.read_text(encoding="utf-8"))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise found.damaged(error) from None
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], fieldnames: Sequence[str] = ()) -> None:
+    """Rows with the same keys, for `dvc plots` and spreadsheets. Floats are rounded to what a plot can show."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(fieldnames or rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+    write_text(path, text.getvalue())
+
+
+# -- HDF5
+
+
+@contextmanager
+def creating(path: Path, kind: str, about: Mapping[str, Any]) -> Iterator[h5py.File]:
+    """A new HDF5 file of a kind. `about` may be anything that JSON can say."""
+    with atomic_path(path) as partial, _new_file(partial) as file:
+        file.attrs["kind"] = kind
+        file.attrs["schema"] = SCHEMA
+        file.attrs["about"] = json.dumps(about, sort_keys=True)
+        yield file
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[h5py.File]:
+    """An HDF5 file that fails when the disk is full.
+
+    By itself the library buffers data, and ignores errors when it writes them on closing: a damaged file would look
+    like a whole one. So nothing is buffered, and the rest is flushed while errors still count.
+    """
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    access.set_sieve_buf_size(0)
+    creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)  # or the same content would not give the same bytes
+    file = h5py.File(h5py.h5f.create(bytes(path), h5py.h5f.ACC_TRUNC, creation, access))
+    try:
+        yield file
+        file.flush()
+    except BaseException:
+        with suppress(Exception):  # the first error is the one to report
+            file.close()
+        raise
+    file.close()
+
+
+@contextmanager
+def reading(found: Found, kind: str) -> Iterator[h5py.File]:
+    """An existing HDF5 file, after a check that it is whole and of the right kind."""
+    try:
+        with h5py.File(found.path, "r") as file:
+            _check_kind(_hdf5_header(file), found, kind)
+            yield file
+    except DAMAGED as error:
+        raise found.damaged(error) from None
+
+
+def write_arrays(path: Path, kind: str, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+    """A file of arrays that fit in memory."""
+    with creating(path, kind, about) as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array)
+
+
+def read_arrays(found: Found, kind: str) -> dict[str, np.ndarray]:
+    """All arrays of a file, also those in groups, by their path."""
+    arrays: dict[str, np.ndarray] = {}
+
+    def collect(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            arrays[name] = np.asarray(item)
+
+    with reading(found, kind) as file:
+        file.visititems(collect)
+    return arrays
+
+
+def about_of(file: h5py.File) -> dict[str, Any]:
+    return _hdf5_header(file).about
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """The position of an array in an HDF5 file. One that is not contiguous is in memory already."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    whole: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, path: Path, stored: h5py.Dataset) -> StoredArray:
+        if not isinstance(stored, h5py.Dataset):
+            raise TypeError(f"its {str(stored.name).strip('/')} are a group")
+        offset = stored.id.get_offset()  # None for an empty or a chunked array
+        whole = None
+        if offset is None or stored.external or not stored.dtype.isnative or stored.size == 0:
+            whole = stored[()]
+            whole.setflags(write=False)
+        return cls(path, stored.dtype, stored.shape, offset or 0, whole)
+
+    def open(self) -> np.ndarray:
+        """A read-only memory map, valid also after the HDF5 file was closed. What is not read takes no memory."""
+        if self.whole is not None:
+            return self.whole
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
+
+
+# -- safetensors
+
+
+def write_tensors(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> None:
+    """Tensors and a header. Nothing is pickled, and equal tensors give equal bytes."""
+    from safetensors.torch import save
+
+    # copies, because a network may share weights between layers, which the library refuses
+    copies = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
+    # one metadata entry: the library would write several in random order
+    content = save(copies, metadata={"salcli": json.dumps(asdict(header), sort_keys=True)})
+    with atomic_path(path) as partial:
+        partial.write_bytes(content)
+
+
+def read_tensors(found: Found) -> dict[str, Tensor]:
+    with safe_open(found.path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+# -- headers and fingerprints
+
+
+def read_header(found: Found, kind: str | None = None) -> Header:
+    """The header of an HDF5 or safetensors file, without its content."""
+    try:
+        if found.path.suffix == ".safetensors":
+            with safe_open(found.path, framework="numpy") as file:
+                header = Header(**json.loads((file.metadata() or {})["salcli"]))
+        else:
+            with h5py.File(found.path, "r") as file:
+                header = _hdf5_header(file)
+    except DAMAGED as error:
+        raise found.damaged(error) from None
+    _check_kind(header, found, kind or header.kind)
+    return header
+
+
+def _hdf5_header(file: h5py.File) -> Header:
+    return Header(str(file.attrs["kind"]), json.loads(file.attrs["about"]), schema=int(file.attrs["schema"]))
+
+
+def _check_kind(header: Header, found: Found, kind: str) -> None:
+    if header.kind != kind:
+        raise BadArtifactError(f"{found.path} is a file of kind {header.kind}, not {kind}; {found.fix}")
+    if header.schema != SCHEMA:
+        raise BadArtifactError(f"{found.path} has schema {header.schema}, this salcli reads {SCHEMA}; {found.fix}")
+
+
+def fingerprint(path: Path) -> str:
+    """Identifies a file by its content; empty where there is none."""
+    try:
+        facts = path.stat()
+        return _fingerprint(path, facts.st_size, facts.st_mtime_ns) if path.is_file() else ""
+    except FileNotFoundError:
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _fingerprint(path: Path, size: int, mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

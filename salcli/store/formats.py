@@ -1,0 +1,407 @@
+"""What each kind of file holds: samples, splits, representations, candidates, networks, the state of a training."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from salcli.data.samples import Samples
+from salcli.data.splits import IdSplit, Index
+from salcli.errors import BadArtifactError, ModelError, StorageError
+from salcli.models.backbones import is_hooked
+from salcli.models.network import Classifier, NetworkSpec
+from salcli.progress import Task
+from salcli.sal.gradients import Representation
+from salcli.store.files import (
+    DAMAGED,
+    Found,
+    Header,
+    StoredArray,
+    about_of,
+    atomic_path,
+    creating,
+    read_arrays,
+    read_header,
+    read_tensors,
+    reading,
+    write_arrays,
+    write_tensors,
+)
+
+N = TypeVar("N", bound=Classifier)
+
+# -- samples
+
+SAMPLES = "samples"
+ROWS_AT_ONCE = 1024
+TOO_SMALL_TO_ASK = 10_000_000  # bytes: if the disk is full, writing these fails soon enough
+
+
+@dataclass(frozen=True)
+class Description:
+    """What goes with the array of a prepared set, and how it was made."""
+
+    name: str
+    labels: NDArray[np.int64] | None = None  # n
+    class_names: tuple[str, ...] = ()
+    is_test: NDArray[np.bool_] | None = None  # n
+    about: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()  # n, where each sample comes from a file
+
+
+def write_samples(
+    path: Path, samples: Samples, name: str, about: Mapping[str, Any] | None = None, files: tuple[str, ...] = ()
+) -> None:
+    """A prepared set. Its array may be a map of another file: it is copied piece by piece."""
+    array = samples.array
+    pieces = (array[start : start + ROWS_AT_ONCE] for start in range(0, len(array), ROWS_AT_ONCE))
+    rest = Description(name, samples.labels, samples.class_names, samples.is_test, about or {}, files)
+    write_streamed_samples(path, array.shape, array.dtype, pieces, lambda: rest)
+
+
+def write_streamed_samples(
+    path: Path,
+    shape: tuple[int, ...],  # n, …
+    dtype: np.dtype[Any],
+    pieces: Iterable[NDArray[Any]],
+    describe: Callable[[], Description],
+    *,
+    may_be_fewer: bool = False,
+) -> None:
+    """Store samples as they come, then what `describe` says of them when all are there.
+
+    The size of a mapped array is fixed when its first row is written. So where fewer than n may come, they go to a
+    draft first, and are copied if the draft turns out too large.
+    """
+    _check_space(path, shape, dtype)
+    draft = path.with_name(f".{path.name}.draft") if may_be_fewer else path
+    try:
+        with creating(draft, SAMPLES, {}) as file:
+            n_written = _write_rows(file, shape, dtype, pieces)
+            rest = describe()
+            if n_written == shape[0]:
+                _write_description(file, rest)
+        if n_written < shape[0]:
+            with reading(Found(draft), SAMPLES) as file:
+                array = StoredArray.of(draft, file["images"]).open()[:n_written]
+            kept = Samples(array, rest.labels, rest.class_names, rest.is_test)
+            write_samples(path, kept, rest.name, rest.about, rest.files)
+        elif draft != path:
+            draft.replace(path)
+    finally:
+        if draft != path:
+            draft.unlink(missing_ok=True)
+
+
+def read_samples(found: Found) -> Samples:
+    """A prepared set, with its array as a read-only map of the file."""
+    with reading(found, SAMPLES) as file:
+        about_of(file)["name"]  # a draft has none
+        samples = Samples(
+            array=StoredArray.of(found.path, file["images"]).open(),
+            labels=np.asarray(file["labels"]) if "labels" in file else None,
+            class_names=tuple(os.fsdecode(name) for name in file.get("class_names", ())),
+            is_test=np.asarray(file["is_test"]) if "is_test" in file else None,
+        )
+        if samples.array.ndim != 4:
+            raise ValueError(f"its images have {samples.array.ndim} axes, not 4")
+        for array in (samples.labels, samples.is_test):
+            if array is not None and array.shape != (len(samples),):
+                raise ValueError(f"it has {len(samples)} images, but another number of labels or test marks")
+        return samples
+
+
+def read_file_names(found: Found) -> tuple[str, ...]:
+    """The file of each sample, relative to the path of its set; empty where samples are not files."""
+    with reading(found, SAMPLES) as file:
+        return tuple(os.fsdecode(name) for name in file["files"][()]) if "files" in file else ()
+
+
+def _write_rows(file: h5py.File, shape: tuple[int, ...], dtype: np.dtype[Any], pieces: Iterable[NDArray[Any]]) -> int:
+    stored, n_written = file.create_dataset("images", shape, dtype), 0
+    for piece in pieces:
+        if len(piece):
+            stored[n_written : n_written + len(piece)] = piece
+        n_written += len(piece)
+    return n_written
+
+
+def _write_description(file: h5py.File, rest: Description) -> None:
+    for name in ("labels", "is_test"):
+        array = getattr(rest, name)
+        if array is not None:
+            file.create_dataset(name, data=array)
+    for names in ("class_names", "files"):  # no attributes: those may not be longer than 64 kB
+        if getattr(rest, names):
+            file.create_dataset(names, data=np.array([os.fsencode(name) for name in getattr(rest, names)]))
+    file.attrs["about"] = json.dumps({**rest.about, "name": rest.name}, sort_keys=True)
+
+
+def _check_space(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Fails now rather than after hours of decoding."""
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    needed, free = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, shutil.disk_usage(folder).free
+    if needed > max(free, TOO_SMALL_TO_ASK):
+        raise StorageError(
+            f"{path} needs {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; "
+            "make room, or choose a smaller data.image_size"
+        )
+
+
+# -- splits and the wild set
+
+ID_SPLIT, WILD_SET, WILD_TRUTH = "id-split", "wild-set", "wild-truth"
+
+
+def write_id_split(path: Path, split: IdSplit, about: Mapping[str, Any]) -> None:
+    write_arrays(path, ID_SPLIT, asdict(split), about)
+
+
+def read_id_split(found: Found) -> IdSplit:
+    arrays = read_arrays(found, ID_SPLIT)
+    try:
+        return IdSplit(*(arrays[part.name] for part in fields(IdSplit)))
+    except KeyError as error:
+        raise found.damaged(f"no {error}") from None
+
+
+@dataclass(frozen=True)
+class WildSet:
+    """`source` counts through the ID data, then through the OOD data; `ood_test` is the rest of the OOD data."""
+
+    source: Index
+    ood_test: Index
+
+
+def write_wild_set(path: Path, wild: WildSet, about: Mapping[str, Any]) -> None:
+    write_arrays(path, WILD_SET, asdict(wild), about)
+
+
+def read_wild_set(found: Found) -> WildSet:
+    arrays = read_arrays(found, WILD_SET)
+    try:
+        return WildSet(arrays["source"], arrays["ood_test"])
+    except KeyError as error:
+        raise found.damaged(f"no {error}") from None
+
+
+def write_wild_truth(path: Path, is_ood: NDArray[np.bool_] | None, about: Mapping[str, Any]) -> None:
+    """Which wild samples are OOD, or that nobody knows: then the file has no array."""
+    write_arrays(path, WILD_TRUTH, {} if is_ood is None else {"is_ood": is_ood}, about)
+
+
+def read_wild_truth(found: Found) -> NDArray[np.bool_] | None:
+    return read_arrays(found, WILD_TRUTH).get("is_ood")
+
+
+# -- representations
+
+REPRESENTATION = "representation"
+CHUNK_BYTES = 2**23  # of features and logits that are in memory at a time
+
+
+class RepresentationWriter:
+    """Fills a representation file batch by batch."""
+
+    def __init__(self, file: h5py.File, n_samples: int, n_classes: int, n_features: int) -> None:
+        self._file, self._filled = file, 0
+        file.create_dataset("feature", (n_samples, n_features), np.float32)
+        file.create_dataset("logits", (n_samples, n_classes), np.float32)
+        for name in ("label", "predicted"):
+            file.create_dataset(name, (n_samples,), np.int64)
+
+    def append(self, chunk: Representation) -> None:
+        rows = slice(self._filled, self._filled + len(chunk))
+        self._file["feature"][rows] = chunk.feature.numpy()
+        self._file["logits"][rows] = chunk.logits.numpy()
+        self._file["label"][rows] = chunk.label.numpy()
+        self._file["predicted"][rows] = chunk.predicted.numpy()
+        self._filled += len(chunk)
+
+
+@contextmanager
+def writing_representation(
+    path: Path, n_samples: int, n_classes: int, n_features: int, about: Mapping[str, Any]
+) -> Iterator[RepresentationWriter]:
+    with creating(path, REPRESENTATION, about) as file:
+        yield RepresentationWriter(file, n_samples, n_classes, n_features)
+
+
+@dataclass(frozen=True)
+class RepresentationFile:
+    """Features, logits and labels that stream from disk (a RepresentationSource). Wild labels are predicted ones."""
+
+    found: Found
+    about: dict[str, Any]
+    n_classes: int
+    n_features: int
+    label: Tensor
+    predicted: Tensor
+    rows: Tensor | None = None  # the rows of the file that belong to this source, in rising order; None: all
+
+    @classmethod
+    def open(cls, found: Found) -> RepresentationFile:
+        """Reads everything but features and logits."""
+        with reading(found, REPRESENTATION) as file:
+            return cls(
+                found=found,
+                about=about_of(file),
+                n_classes=file["logits"].shape[1],
+                n_features=file["feature"].shape[1],
+                label=torch.from_numpy(file["label"][:]),
+                predicted=torch.from_numpy(file["predicted"][:]),
+            )
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def chunks(self) -> Iterator[Representation]:
+        """Some rows at a time; rows that do not belong to this source are not read."""
+        for start in range(0, len(self), self._rows_per_chunk):
+            yield self._read(slice(start, min(start + self._rows_per_chunk, len(self))))
+
+    def take(self, rows: Tensor) -> RepresentationFile | Representation:
+        of_file = rows if self.rows is None else self.rows[rows]
+        taken = replace(self, label=self.label[rows], predicted=self.predicted[rows], rows=of_file)
+        return taken._read(slice(len(rows))) if 0 < len(rows) <= self._rows_per_chunk else taken
+
+    def whole(self) -> Representation:
+        """All rows in memory."""
+        return self._read(slice(len(self)))
+
+    @cached_property
+    def _columns(self) -> tuple[StoredArray, StoredArray]:
+        with reading(self.found, REPRESENTATION) as file:
+            return StoredArray.of(self.found.path, file["feature"]), StoredArray.of(self.found.path, file["logits"])
+
+    @property
+    def _rows_per_chunk(self) -> int:
+        return max(1, CHUNK_BYTES // (4 * (self.n_classes + self.n_features)))
+
+    def _read(self, piece: slice) -> Representation:
+        rows = piece if self.rows is None else self.rows[piece].numpy()
+        # new maps each time: with one for all reads, every row ever read would count as memory of this process
+        feature, logits = (torch.from_numpy(np.array(column.open()[rows])) for column in self._columns)
+        return Representation(feature, logits, self.label[piece])
+
+
+# -- candidates
+
+CANDIDATES = "candidates"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The outcome of the filter. All scores are outlier scores (higher = outlier) by `score_name`; "sal" is τ."""
+
+    index: np.ndarray  # of the candidates in the wild set, rising
+    wild_score: np.ndarray  # of every wild sample
+    predicted: np.ndarray  # the predicted class of every wild sample
+    calibration_score: np.ndarray
+    threshold: float
+    score_name: str
+
+    @property
+    def is_candidate(self) -> np.ndarray:
+        """For every wild sample."""
+        mask = np.zeros(len(self.wild_score), bool)
+        mask[self.index] = True
+        return mask
+
+    @property
+    def score(self) -> np.ndarray:
+        """Of the candidates."""
+        scores: np.ndarray = self.wild_score[self.index]
+        return scores
+
+
+def write_candidates(path: Path, candidates: Candidates, about: Mapping[str, Any]) -> None:
+    content = vars(candidates)
+    arrays = {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
+    facts = {name: value for name, value in content.items() if name not in arrays}
+    write_arrays(path, CANDIDATES, arrays, {**about, **facts})
+
+
+def read_candidates(found: Found) -> Candidates:
+    facts, arrays = read_header(found, CANDIDATES).about, read_arrays(found, CANDIDATES)
+    try:
+        return Candidates(**arrays, threshold=facts["threshold"], score_name=facts["score_name"])
+    except (KeyError, TypeError) as error:
+        raise found.damaged(error) from None
+
+
+# -- networks
+
+
+def write_network(path: Path, network: Classifier, about: Mapping[str, Any]) -> None:
+    """The weights, and what is needed to build the network again."""
+    write_tensors(path, Header(network.kind, dict(about), asdict(network.spec)), network.state_dict())
+
+
+def read_network(found: Found, network_class: type[N]) -> N:
+    """The network with its weights, ready for inference."""
+    spec = read_header(found, network_class.kind).spec
+    try:
+        network = network_class(NetworkSpec.from_json(spec))
+        network.load_state_dict(read_tensors(found))
+    except (ModelError, *DAMAGED) as error:
+        if isinstance(error, ModelError) and is_hooked(str(spec.get("backbone"))):
+            raise  # the code has changed, not the file
+        raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.fix}") from None
+    return network.eval()
+
+
+# -- the state of an unfinished training
+
+
+class ResumePoint:
+    """Keeps the state of a training run outside of what DVC tracks, so that it survives a kill.
+
+    `settings` are everything that the run depends on: a state that was saved with other settings is not used.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], task: Task) -> None:
+        everything = {**settings, "torch": torch.__version__}
+        self._path, self._task = path, task
+        self._settings = hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
+
+    def load(self) -> dict[str, Any] | None:
+        """The state that an earlier run left, if it can be used."""
+        try:
+            content = torch.load(self._path, map_location="cpu", weights_only=True)
+            settings, state = content["config"], content["state"]
+        except FileNotFoundError:
+            return None
+        except Exception:  # whatever is wrong with it, it cannot be used
+            self._task.note("starts from the beginning: the state of the stopped run cannot be read")
+            return None
+        if settings != self._settings:
+            self._task.note("starts from the beginning: params or inputs have changed since the run that was stopped")
+            return None
+        assert isinstance(state, dict)
+        return state
+
+    def save(self, state: dict[str, Any]) -> None:
+        content = io.BytesIO()  # torch's own writer does not report a full disk as an OSError
+        torch.save({"config": self._settings, "state": state}, content)
+        with atomic_path(self._path) as partial:
+            partial.write_bytes(content.getbuffer())
+
+    def clear(self) -> None:
+        """The training is complete."""
+        self._path.unlink(missing_ok=True)

@@ -1,0 +1,257 @@
+"""Where every file of a project is, which command makes it, and which other files it belongs to.
+
+The only module that knows paths: DVC's pipeline (dvc.yaml) names the same ones, and a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from salcli.errors import BadArtifactError, MissingArtifactError
+from salcli.store.files import Found, fingerprint, read_header
+
+SCRATCH = "scratch"
+RUNS = "runs"
+SAL = "sal"  # the variant without overrides
+DETECTOR = "detector.safetensors"
+UNKNOWN = "unknown"  # π of wild data that come as they are
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file of a project.
+
+    `roots` are the files that decide what it may be used with: the ID split, the wild set, the classifier. Their
+    fingerprints are stored in it, and it is refused where one of them has changed since.
+    """
+
+    path: str
+    made_by: str
+    roots: tuple[Artifact, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).stem
+
+
+def prepared_set(name: str) -> Artifact:
+    """Decoded samples of a data set."""
+    return Artifact(f"data/prepared/{name}.h5", f"salcli prepare --set-name {name}")
+
+
+def unseen_set(name: str) -> Artifact:
+    """Decoded samples of an OOD set that is only tested on. It may also be in the wild data of another experiment."""
+    return Artifact(f"data/unseen/{name}.h5", f"salcli prepare --unseen {name}")
+
+
+FINGERPRINTS = Artifact(".salcli/fingerprints.json", "salcli fingerprints")
+
+
+@dataclass(frozen=True, order=True)
+class Experiment:
+    """One seed, one OOD set in the wild data, one share π of it, one variant of SAL. Every path comes from it."""
+
+    seed: int
+    ood: str = ""
+    pi: float | str = UNKNOWN
+    variant: str = SAL
+
+    def __str__(self) -> str:
+        share = "" if self.pi == UNKNOWN else f"π {self.pi:g}"
+        variant = "" if self.variant == SAL else self.variant
+        return ", ".join(filter(None, (self.ood, share if self.ood else "", variant, f"seed {self.seed}")))
+
+    def with_variant(self, name: str) -> Experiment:
+        return replace(self, variant=name)
+
+    # -- of a seed
+
+    @property
+    def split(self) -> Artifact:
+        """Which ID samples are for training, calibration, the wild set and the test."""
+        return Artifact(f"data/splits/{self.seed}/id.h5", f"salcli prepare split{self._of_seed}")
+
+    @property
+    def classifier(self) -> Artifact:
+        """The ID classifier h_w."""
+        made_by = f"salcli train-id{self._of_seed}"
+        return Artifact(f"{self._seed_folder}/networks/classifier.safetensors", made_by, (self.split,))
+
+    def train_id(self, suffix: str) -> Artifact:
+        """Its training curve (csv), or its accuracy (json)."""
+        return Artifact(f"{self._seed_folder}/train-id.{suffix}", self.classifier.made_by)
+
+    def encoder(self, name: str) -> Artifact:
+        """A network that a rival trained from scratch on the ID data."""
+        made_by = f"salcli train-encoder --encoder {name}{self._of_seed}"
+        return Artifact(f"{self._seed_folder}/networks/{name}.safetensors", made_by, (self.split,))
+
+    def encoder_curve(self, name: str) -> Artifact:
+        return Artifact(f"{self._seed_folder}/train-{name}.csv", self.encoder(name).made_by)
+
+    def id_representation(self, part: str) -> Artifact:
+        """Features and logits of a part of the ID data: train, calibration or test."""
+        path = f"{self._seed_folder}/representation/id-{part}.h5"
+        return Artifact(path, f"salcli extract-grads id{self._of_seed}", (self.split, self.classifier))
+
+    # -- of a wild set
+
+    @property
+    def wild(self) -> Artifact:
+        """The wild set and the OOD test set, as indices."""
+        return Artifact(f"{self._split_folder}/wild.h5", f"salcli prepare wild{self._of_wild}", (self.split,))
+
+    @property
+    def truth(self) -> Artifact:
+        """Which wild samples are OOD. For diagnosis only: neither the filter nor any training may use it."""
+        return Artifact(f"{self._split_folder}/truth.h5", self.wild.made_by, (self.split, self.wild))
+
+    @property
+    def wild_representation(self) -> Artifact:
+        path = f"{self._wild_folder}/representation/wild.h5"
+        return Artifact(path, f"salcli extract-grads wild{self._of_wild}", (self.classifier, self.wild))
+
+    def test_representation(self, unseen: str = "") -> Artifact:
+        """Of OOD test data: the rest of the set that is in the wild data, or an unseen set, which is only tested on."""
+        command = f"unseen --unseen {unseen}" if unseen else "wild"
+        path = f"{self._wild_folder}/representation/{f'unseen/{unseen}' if unseen else 'test'}.h5"
+        return Artifact(path, f"salcli extract-grads {command}{self._of_wild}", (self.classifier, self.wild))
+
+    def network(self, method: str) -> Artifact:
+        """A network that was trained with the wild data: of a variant of SAL, or of a rival."""
+        path = f"{self._wild_folder}/networks/{_as_path(method)}.safetensors"
+        return Artifact(path, self._trained_by(method), (self.split, self.classifier, self.wild))
+
+    def curve(self, method: str) -> Artifact:
+        return Artifact(f"{self._wild_folder}/train-{_as_path(method)}.csv", self._trained_by(method))
+
+    def evaluation(self, file: str, unseen: str = "") -> Artifact:
+        """scores.h5, metrics.json, roc.csv or histogram.csv of all methods on one OOD test set."""
+        command = f"unseen --unseen {unseen}" if unseen else "own"
+        folder = f"{self._wild_folder}/evaluation{f'/unseen/{unseen}' if unseen else ''}"
+        return Artifact(f"{folder}/{file}", f"salcli evaluate {command}{self._of_wild}")
+
+    # -- of a variant
+
+    @property
+    def candidates(self) -> Artifact:
+        """Candidate outliers and all filtering scores."""
+        made_by = f"salcli filter{self._of_variant}"
+        return Artifact(f"{self._variant_folder}/candidates.h5", made_by, (self.classifier, self.wild))
+
+    @property
+    def filter_metrics(self) -> Artifact:
+        """Threshold, number of candidates, ERR_in and ERR_out."""
+        return Artifact(f"{self._variant_folder}/filter.json", f"salcli filter{self._of_variant}")
+
+    @property
+    def detector(self) -> Artifact:
+        """All that predictions need, in one file."""
+        return Artifact(f"{self._variant_folder}/{DETECTOR}", f"salcli detector{self._of_variant}")
+
+    def theory(self, suffix: str) -> Artifact:
+        """ζ, its condition, π̂ and the errors against T: json, png or svg."""
+        return Artifact(f"{self._variant_folder}/theory.{suffix}", f"salcli theory{self._of_variant}")
+
+    def resume_state(self, what: str) -> Artifact:
+        """The state of an unfinished training. DVC does not track it, so DVC does not delete it."""
+        share = "" if self.pi == UNKNOWN else f"pi-{self.pi}"
+        name = "-".join(filter(None, (_as_path(what), self.ood, share if self.ood else "", str(self.seed))))
+        return Artifact(f".salcli/resume/{name}.pt", "the command that trains it")
+
+    @property
+    def _seed_folder(self) -> str:
+        return f"{RUNS}/{self.seed}"
+
+    @property
+    def _split_folder(self) -> str:
+        return f"data/splits/{self.seed}/{self.ood}/pi-{self.pi}"
+
+    @property
+    def _wild_folder(self) -> str:
+        return f"{self._seed_folder}/{self.ood}/pi-{self.pi}"
+
+    @property
+    def _variant_folder(self) -> str:
+        return f"{self._wild_folder}/{self.variant}"
+
+    @property
+    def _of_seed(self) -> str:
+        return f" --seed {self.seed}"
+
+    @property
+    def _of_wild(self) -> str:
+        return f" --ood {self.ood} --pi {self.pi} --seed {self.seed}"
+
+    @property
+    def _of_variant(self) -> str:
+        return f" --variant {self.variant}{self._of_wild}"
+
+    def _trained_by(self, method: str) -> str:
+        return f"salcli train-ood --method {method}{self._of_wild}"
+
+
+def _as_path(method: str) -> str:
+    """MODULE:NAME of a custom method as a file name that every system takes."""
+    return method.replace(":", ".")
+
+
+class Workspace:
+    """A project folder. A scratch run writes below scratch/ and reads from there first, so what DVC tracks stays."""
+
+    def __init__(self, root: Path, *, scratch: bool = False) -> None:
+        self.root, self.scratch = root, scratch
+        self.read_from_scratch: dict[str, None] = {}  # paths, in the order they were read
+
+    def find(self, artifact: Artifact) -> Found:
+        """The artifact's file, or an error that says how to make it. One made with other roots is refused."""
+        path, in_scratch = self._existing(artifact)
+        found = Found(path, f"{artifact.made_by}{' --scratch' if in_scratch else ''}")
+        try:
+            path.open("rb").close()  # a file that may not be read looks damaged to some of its readers
+        except FileNotFoundError:
+            raise MissingArtifactError(
+                f"{artifact.path} does not exist yet; make it with: {artifact.made_by}"
+            ) from None
+        if in_scratch:
+            self.read_from_scratch[artifact.path] = None
+        if artifact.roots:
+            self._check_lineage(found, artifact)
+        return found
+
+    def target(self, artifact: Artifact) -> Path:
+        """Where to write the artifact."""
+        return (self.root / SCRATCH if self.scratch else self.root) / artifact.path
+
+    def has(self, artifact: Artifact) -> bool:
+        return self._existing(artifact)[0].exists()
+
+    def given(self, name: str) -> Path:
+        """A file that the user names; a relative path counts from the project folder."""
+        return self.root / Path(name).expanduser()
+
+    def about(self, artifact: Artifact, **how: Any) -> dict[str, Any]:
+        """What to store in a new artifact: how it was made, and the fingerprints of its roots."""
+        return {**how, "made_from": self._lineage(artifact.roots)}
+
+    def _existing(self, artifact: Artifact) -> tuple[Path, bool]:
+        in_scratch = self.root / SCRATCH / artifact.path
+        if self.scratch and in_scratch.exists():
+            return in_scratch, True
+        return self.root / artifact.path, False
+
+    def _lineage(self, roots: Iterable[Artifact]) -> dict[str, str]:
+        return {root.name: fingerprint(self.find(root).path) for root in roots}
+
+    def _check_lineage(self, found: Found, artifact: Artifact) -> None:
+        recorded = read_header(found).about.get("made_from", {})
+        for root in artifact.roots:
+            here = self.find(root)
+            if recorded.get(root.name) != fingerprint(here.path):
+                raise BadArtifactError(
+                    f"{found.path} was made with another {here.path.name} ({recorded.get(root.name)}) than the one "
+                    f"here ({fingerprint(here.path)}); run dvc repro, or {found.made_by}"
+                )

@@ -1,0 +1,259 @@
+"""The catalogue: records agree with the packages that read the same files, and sets are found by name."""
+
+import gzip
+import hashlib
+import io
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urljoin
+
+import numpy as np
+import pytest
+from helpers.fake_data import WRITERS, lay_out, random_images, refusal
+from helpers.web import Web, serving
+from PIL import Image
+from pytorch_ood.dataset.img import LSUNCrop, LSUNResize, TinyImageNetCrop, TinyImageNetResize, TinyImages300k
+from torchvision import datasets
+
+from salcli.data import catalogue
+from salcli.data.catalogue import DATA_SETS, DataSet, data_root, data_set, load_source, read_from
+from salcli.data.fetching import fetch
+from salcli.errors import DataError, UnknownNameError
+
+WEB = [source for source in DATA_SETS.values() if not source.is_embedded]
+
+
+def written(source: DataSet) -> list[tuple[str, str, str | None]]:
+    return [(file.url, file.name, file.checksum) for file in source.files]
+
+
+def test_every_set_of_the_paper_and_more_is_known() -> None:
+    assert set(DATA_SETS) == {
+        *("digits-0-7", "digits-8-9", "photo-patches", "gaussians-2d", "ring-2d", "cluster-2d"),
+        *("cifar10", "cifar100", "cifar100-first50", "cifar100-last50", "fashion-mnist", "mnist"),
+        *("svhn", "textures", "places365", "lsun-c", "lsun-r", "isun", "tin-crop", "tin-resize", "300k-random"),
+    }
+    with pytest.raises(UnknownNameError, match="did you mean cifar10"):
+        data_set("cifar-10")
+
+
+@pytest.mark.parametrize("source", WEB, ids=lambda source: source.name)
+def test_a_record_is_complete(source: DataSet) -> None:
+    assert source.title
+    assert source.n_images > 0
+    assert source.licence
+    assert source.home.startswith("http")
+    assert source.provides
+    for file in source.files:
+        assert file.url.endswith(f"/{file.name}")
+        assert file.checksum is not None
+        algorithm, _, digits = file.checksum.partition(":")
+        assert (algorithm, len(bytes.fromhex(digits))) == ("md5", 16)
+
+
+@pytest.mark.parametrize("name", [name for name, source in DATA_SETS.items() if source.is_embedded])
+def test_embedded_sets_have_as_many_images_as_it_says(name: str) -> None:
+    source = DATA_SETS[name].read(Path())
+    assert source.array is not None
+    assert len(source) == DATA_SETS[name].n_images
+    height, width = source.array.shape[2:]
+    assert DATA_SETS[name].size == ("point" if height == 1 else f"{height}×{width} gray")
+    assert (source.labels is not None) == DATA_SETS[name].labeled
+    if DATA_SETS[name].n_test:
+        assert source.is_test is not None
+        assert source.is_test.sum() == DATA_SETS[name].n_test
+
+
+def test_a_record_can_be_shown_as_json() -> None:
+    for record in DATA_SETS.values():
+        facts = record.facts()
+        assert (facts["name"], facts["n_bytes"]) == (record.name, record.n_bytes)
+        assert "read" not in facts
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("cifar10", datasets.CIFAR10), ("cifar100", datasets.CIFAR100)])
+def test_cifar_is_what_torchvision_reads(name: str, theirs: type[datasets.CIFAR10]) -> None:
+    assert written(DATA_SETS[name]) == [(theirs.url, theirs.filename, f"md5:{theirs.tgz_md5}")]
+    members = [name for name, _ in [*theirs.train_list, *theirs.test_list]] + [theirs.meta["filename"]]
+    assert DATA_SETS[name].provides == tuple(f"{theirs.base_folder}/{member}" for member in members)
+
+
+@pytest.mark.parametrize("half", ["cifar100-first50", "cifar100-last50"])
+def test_the_halves_of_cifar100_share_its_files(half: str) -> None:
+    assert DATA_SETS[half].files == DATA_SETS["cifar100"].files
+    assert DATA_SETS[half].provides == DATA_SETS["cifar100"].provides
+    assert DATA_SETS[half].n_images * 2 == DATA_SETS["cifar100"].n_images
+
+
+def test_svhn_is_what_torchvision_reads() -> None:
+    parts = [datasets.SVHN.split_list[part] for part in ("train", "test")]
+    assert written(DATA_SETS["svhn"]) == [(url, name, f"md5:{md5}") for url, name, md5 in parts]
+    assert DATA_SETS["svhn"].provides == tuple(name for _, name, _ in parts)
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("mnist", datasets.MNIST), ("fashion-mnist", datasets.FashionMNIST)])
+def test_mnist_is_what_torchvision_reads(name: str, theirs: type[datasets.MNIST]) -> None:
+    assert [(file.name, file.checksum) for file in DATA_SETS[name].files] == [
+        (file, f"md5:{md5}") for file, md5 in theirs.resources
+    ]
+    for file in DATA_SETS[name].files:
+        assert [file.url, *file.mirrors] == [f"{mirror}{file.name}" for mirror in theirs.mirrors]
+    raw = f"{theirs.__name__}/raw"
+    assert DATA_SETS[name].folder == raw
+    assert DATA_SETS[name].provides == tuple(f"{raw}/{file.removesuffix('.gz')}" for file, _ in theirs.resources)
+
+
+def test_textures_are_what_torchvision_reads() -> None:
+    [(url, _, checksum)] = written(DATA_SETS["textures"])
+    assert (url, checksum) == (datasets.DTD._URL, f"md5:{datasets.DTD._MD5}")
+    assert DATA_SETS["textures"].folder == "dtd"
+
+
+def test_places_is_what_torchvision_reads() -> None:
+    theirs = datasets.Places365
+    files = [theirs._DEVKIT_META["standard"], theirs._IMAGES_META["val", True]]
+    assert written(DATA_SETS["places365"]) == [
+        (urljoin(theirs._BASE_URL, name), name, f"md5:{md5}") for name, md5 in files
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("lsun-c", LSUNCrop),
+        ("lsun-r", LSUNResize),
+        ("tin-crop", TinyImageNetCrop),
+        ("tin-resize", TinyImageNetResize),
+    ],
+)
+def test_the_sets_of_odin_are_what_pytorch_ood_reads(name: str, theirs: type[TinyImageNetCrop]) -> None:
+    assert written(DATA_SETS[name]) == [(theirs.url, theirs.filename, f"md5:{theirs.tgz_md5}")]
+    assert DATA_SETS[name].paths == (theirs.base_folder.partition("/")[0],)
+
+
+def test_300k_random_is_what_pytorch_ood_reads() -> None:
+    theirs = TinyImages300k
+    assert written(DATA_SETS["300k-random"]) == [(theirs.url, theirs.filename, f"md5:{theirs.md5}")]
+    assert DATA_SETS["300k-random"].provides == (theirs.filename,)
+
+
+# --- torchvision reads what was fetched: the real classes, on small files of the published form
+
+
+def fetch_small(name: str, root: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetch a set whose files are replaced by small ones on a server of our own."""
+    with serving(Web(files)) as web:
+        ours = tuple(
+            replace(
+                file, url=web.url(file.name), checksum=f"md5:{hashlib.md5(files[file.name]).hexdigest()}", mirrors=()
+            )
+            for file in DATA_SETS[name].files
+        )
+        monkeypatch.setattr(catalogue, "DATA_SETS", {name: replace(DATA_SETS[name], files=ours)})
+        assert [done.outcome for done in fetch([name], root)] == ["fetched"]
+
+
+def idx(array: np.ndarray) -> bytes:
+    """MNIST's file format: 0, 0, type, dimensions, sizes, values."""
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return gzip.compress(header + array.astype(np.uint8).tobytes())
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("mnist", datasets.MNIST), ("fashion-mnist", datasets.FashionMNIST)])
+def test_torchvision_reads_the_fetched_mnist(
+    name: str, theirs: type[datasets.MNIST], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = np.arange(2 * 28 * 28).reshape(2, 28, 28) % 256, np.array([3, 7])
+    files = {
+        "train-images-idx3-ubyte.gz": idx(images),
+        "train-labels-idx1-ubyte.gz": idx(labels),
+        "t10k-images-idx3-ubyte.gz": idx(images[1:]),
+        "t10k-labels-idx1-ubyte.gz": idx(labels[1:]),
+    }
+    fetch_small(name, tmp_path, files, monkeypatch)
+    read = theirs(tmp_path, train=True)
+    assert read.targets.tolist() == [3, 7]
+    assert read.data.numpy().tolist() == images.tolist()
+    assert theirs(tmp_path, train=False).targets.tolist() == [7]
+
+
+def test_torchvision_reads_the_fetched_textures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture, archive = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(picture, "JPEG")
+    members = {"dtd/labels/train1.txt": b"banded/banded_1.jpg\n", "dtd/images/banded/banded_1.jpg": picture.getvalue()}
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    fetch_small("textures", tmp_path, {"dtd-r1.0.1.tar.gz": archive.getvalue()}, monkeypatch)
+    read = datasets.DTD(tmp_path, split="train")
+    assert read.classes == ["banded"]
+    assert read[0][0].size == (8, 8)
+    assert (tmp_path / "dtd" / "dtd" / "images" / "banded" / "banded_1.jpg").is_file()
+
+
+# --- where sets are looked for
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_set_that_is_not_there_is_refused_with_both_remedies(tmp_path: Path, name: str) -> None:
+    message = refusal(name, tmp_path / "nowhere")
+    whole = DATA_SETS[name].part_of or name
+    assert message.startswith(f"{whole} is not there: looked for {DATA_SETS[name].paths[0]}, ")
+    assert f"{whole}/ and {whole}.npz in {tmp_path / 'nowhere'}" in message
+    assert f"salcli data fetch {whole}, or put a folder of images or an .npz file there" in message
+
+
+def test_a_custom_file_or_folder_wins_over_the_published_files(tmp_path: Path) -> None:
+    lay_out(tmp_path, ["svhn"], 2)
+    assert read_from("svhn", tmp_path) == [tmp_path / "train_32x32.mat", tmp_path / "test_32x32.mat"]
+    np.savez(tmp_path / "svhn.npz", images=random_images(3), labels=[0, 1, 2])
+    assert len(load_source("svhn", tmp_path)) == 3
+    assert read_from("svhn", tmp_path) == [tmp_path / "svhn.npz"]
+    lay_out(tmp_path / "aside", ["places365"], 1)
+    (tmp_path / "aside" / "places365").rename(tmp_path / "svhn")
+    with pytest.raises(DataError, match=r"both .*svhn and .*svhn.npz stand for svhn; keep one"):
+        load_source("svhn", tmp_path)
+    (tmp_path / "svhn.npz").unlink()
+    assert len(load_source("svhn", tmp_path)) == 10
+
+
+def test_any_set_can_be_replaced_by_an_npz(tmp_path: Path) -> None:
+    for name, record in DATA_SETS.items():
+        np.savez(tmp_path / f"{name}.npz", images=random_images(4), labels=[3, 5, 5, 3])
+        source = load_source(name, tmp_path)
+        np.testing.assert_array_equal(source.array, random_images(4).transpose(0, 3, 1, 2))
+        assert (source.labels is None) == (not record.labeled)
+        if source.labels is not None:
+            assert source.labels.tolist() == [0, 1, 1, 0]
+            assert source.class_names == ("3", "5")
+
+
+def test_a_set_is_read_from_its_folder_not_from_each_file(tmp_path: Path) -> None:
+    assert read_from("cifar100-first50", tmp_path) == [tmp_path / "cifar-100-python"]
+    assert read_from("textures", tmp_path) == [tmp_path / "dtd" / "dtd" / "images"]
+    assert read_from("digits-0-7", tmp_path) == []
+
+
+def test_the_root_is_the_option_then_the_environment_then_params_then_a_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SALCLI_DATA", "~/environment")
+    assert data_root(Path("~/option"), "params") == tmp_path / "option"
+    assert data_root(None, "params") == tmp_path / "environment"
+    monkeypatch.delenv("SALCLI_DATA")
+    assert data_root(None, "params", tmp_path) == tmp_path / "params"
+    assert data_root(None, "~/params", Path("workspace")) == tmp_path / "params"
+    assert data_root(None, "/params", Path("workspace")) == Path("/params")
+    assert data_root(None, None, tmp_path) == tmp_path / "data" / "raw"
+
+
+def test_the_catalogue_imports_nothing_slow() -> None:
+    slow = {"PIL", "torch", "torchvision", "pytorch_ood", "sklearn", "scipy"}
+    code = f"import sys, salcli.data.catalogue; print({slow} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -1,0 +1,418 @@
+"""Fetching files: resumed, verified, explained. Against a real server on this machine."""
+
+import errno
+import gzip
+import hashlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from http.client import HTTPResponse
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request
+
+import pytest
+from helpers.web import Web, serving
+
+from salcli.data import catalogue, fetching
+from salcli.data.catalogue import DATA_SETS, DataSet, RemoteFile
+from salcli.data.fetching import download, fetch, stand_in, status
+from salcli.data.samples import Source
+from salcli.errors import FetchError, UnknownNameError
+from salcli.progress import Silent
+
+CONTENT = bytes(i * 7919 % 251 for i in range(1_000_000))
+NAME = "data.bin"
+AGAIN = "salcli data fetch it"
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serving(Web({NAME: CONTENT})) as running:
+        yield running
+
+
+class Counter(Silent):
+    """Counts the bytes that arrive."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def advance(self, n: int, **values: float) -> None:
+        self.n += n
+
+
+class Pauses(list[float]):
+    """Waits in no time, and remembers how long it would have been."""
+
+    def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+def md5(content: bytes) -> str:
+    return f"md5:{hashlib.md5(content).hexdigest()}"
+
+
+def remote(web: Web, name: str = NAME, **changes: object) -> RemoteFile:
+    file = RemoteFile(web.url(name), name, md5(web.files.get(name, b"")), len(web.files.get(name, b"")))
+    return replace(file, **changes)
+
+
+def get(file: RemoteFile, folder: Path, **options: object) -> bool:
+    return download(file, folder, Silent(), **{"again": AGAIN, "sleep": Pauses(), **options})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+# --- what goes well
+
+
+def test_a_file_arrives_whole_in_a_folder_that_did_not_exist(web: Web, tmp_path: Path) -> None:
+    counter = Counter()
+    assert download(remote(web), tmp_path / "new" / "folder", counter)
+    assert (tmp_path / "new" / "folder" / NAME).read_bytes() == CONTENT
+    assert names(tmp_path / "new" / "folder") == [NAME]
+    assert counter.n == len(CONTENT)
+    assert all(agent and agent.startswith("salcli/") for agent in web.agents)
+
+
+def test_a_file_that_is_there_is_not_fetched_again(web: Web, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(CONTENT)
+    assert not get(remote(web), tmp_path)
+    assert web.asked == []
+
+
+def test_a_part_is_resumed_where_it_stopped(web: Web, tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}.part").write_bytes(CONTENT[:123_456])
+    counter = Counter()
+    assert download(remote(web), tmp_path, counter)
+    assert web.ranges == ["bytes=123456-"]
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+    assert counter.n == len(CONTENT) - 123_456
+
+
+def test_a_broken_connection_is_resumed(web: Web, tmp_path: Path) -> None:
+    web.cut_after = [300_000, 300_000]
+    pauses = Pauses()
+    assert get(remote(web), tmp_path, sleep=pauses)
+    assert web.ranges == [None, "bytes=300000-", "bytes=600000-"]
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+    assert pauses == [1.0, 1.0]  # both attempts had brought something
+
+
+def test_a_server_without_ranges_starts_again(web: Web, tmp_path: Path) -> None:
+    web.knows_ranges = False
+    web.cut_after = [300_000]
+    assert get(remote(web), tmp_path)
+    assert web.ranges == [None, "bytes=300000-"]
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+
+
+def test_a_part_that_is_complete_is_only_verified(web: Web, tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}.part").write_bytes(CONTENT)
+    assert get(remote(web), tmp_path)
+    assert web.ranges == [f"bytes={len(CONTENT)}-"]
+    assert names(tmp_path) == [NAME]
+
+
+@pytest.mark.parametrize("junk", [b"x" * 5_000, b"x" * (len(CONTENT) + 1)], ids=["shorter", "longer"])
+def test_a_part_of_another_file_is_replaced(web: Web, tmp_path: Path, junk: bytes) -> None:
+    (tmp_path / f"{NAME}.part").write_bytes(junk)
+    assert get(remote(web), tmp_path)
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+    assert web.ranges == [f"bytes={len(junk)}-", None]
+
+
+def test_a_busy_server_is_asked_again_with_growing_pauses(web: Web, tmp_path: Path) -> None:
+    web.answers = [503, 500, 429]
+    pauses = Pauses()
+    assert get(remote(web), tmp_path, sleep=pauses)
+    assert pauses == [1.0, 2.0, 4.0]
+
+
+def test_a_mirror_steps_in(web: Web, tmp_path: Path) -> None:
+    assert get(remote(web, url=web.url("gone"), mirrors=(web.url(NAME),)), tmp_path)
+    assert [name for name, _ in web.asked] == ["gone", NAME]
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+
+
+def test_a_killed_download_is_resumed(web: Web, tmp_path: Path) -> None:
+    """kill -9 in the middle of a transfer: the next process asks for the rest only."""
+    part = tmp_path / f"{NAME}.part"
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from salcli.data.catalogue import RemoteFile\n"
+        "from salcli.data.fetching import download\n"
+        "class Slow:\n"
+        "    def advance(self, n, **values):\n"
+        "        print('some', flush=True); time.sleep(60)\n"
+        f"download(RemoteFile({web.url(NAME)!r}, {NAME!r}, {md5(CONTENT)!r}), Path({str(tmp_path)!r}), Slow())\n"
+    )
+    # a body cut short would be resumed by that process itself, so it is stopped while it digests the first chunk
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "some\n"
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    n_here = part.stat().st_size
+    assert 0 < n_here < len(CONTENT)
+    assert names(tmp_path) == [part.name]
+
+    assert get(remote(web), tmp_path)
+    assert web.ranges == [None, f"bytes={n_here}-"]
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+    assert names(tmp_path) == [NAME]
+
+
+# --- what does not
+
+
+def failure(file: RemoteFile, folder: Path, **options: object) -> str:
+    with pytest.raises(FetchError) as caught:
+        get(file, folder, **options)
+    assert AGAIN in str(caught.value)
+    return str(caught.value)
+
+
+def assert_way_out(message: str, file: RemoteFile, folder: Path) -> None:
+    assert file.url in message
+    assert f"put it at {folder / file.name} (md5 {str(file.checksum)[4:]})" in message
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(404, "404 (the file does not exist any more)"), (403, "403 (access denied)")]
+)
+def test_a_refusal_is_final_and_explained(web: Web, tmp_path: Path, code: int, words: str) -> None:
+    web.answers = [code]
+    message = failure(remote(web), tmp_path / "folder")
+    assert words in message
+    assert_way_out(message, remote(web), tmp_path / "folder")
+    assert len(web.asked) == 1
+    assert names(tmp_path) == []
+
+
+def test_a_server_that_stays_broken_is_given_up(web: Web, tmp_path: Path) -> None:
+    web.answers = [503] * 10
+    pauses = Pauses()
+    assert "503" in failure(remote(web), tmp_path, sleep=pauses)
+    assert len(web.asked) == 4
+    assert pauses == [1.0, 2.0, 4.0]
+
+
+def test_a_connection_that_always_breaks_keeps_what_came(web: Web, tmp_path: Path) -> None:
+    web.cut_after = [100_000, 0, 0, 0, 0, 0, 0]
+    assert "broke after 100,000 of 1,000,000 bytes" in failure(remote(web), tmp_path)
+    assert (tmp_path / f"{NAME}.part").read_bytes() == CONTENT[:100_000]
+
+
+def test_other_bytes_than_published_are_thrown_away(web: Web, tmp_path: Path) -> None:
+    file = remote(web, checksum=md5(b"published"))
+    message = failure(file, tmp_path)
+    assert f"expected {md5(b'published').replace(':', ' ')}, got {md5(CONTENT)[4:]}" in message
+    assert_way_out(message, file, tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_damaged_file_is_named_and_left_alone(web: Web, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"damaged")
+    message = failure(remote(web), tmp_path)
+    assert str(tmp_path / NAME) in message
+    assert "remove it" in message
+    assert (tmp_path / NAME).read_bytes() == b"damaged"
+    assert web.asked == []
+
+
+@pytest.mark.parametrize("content_type", ["text/html; charset=utf-8", "application/octet-stream"])
+def test_a_web_page_is_no_data_set(web: Web, tmp_path: Path, content_type: str) -> None:
+    web.files[NAME] = b"\n<!DOCTYPE html><title>Quota exceeded</title>"
+    web.content_type, web.knows_ranges = content_type, False
+    (tmp_path / f"{NAME}.part").write_bytes(CONTENT[:1000])
+    message = failure(remote(web), tmp_path)
+    assert "a web page instead of the file" in message
+    assert (tmp_path / f"{NAME}.part").read_bytes() == CONTENT[:1000], "what was fetched before is still good"
+
+
+def test_sha256_is_understood_too(web: Web, tmp_path: Path) -> None:
+    assert get(remote(web, checksum=f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"), tmp_path)
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # bound, not listening
+        taken.bind(("127.0.0.1", 0))
+        file = RemoteFile(f"http://127.0.0.1:{taken.getsockname()[1]}/x", "x", md5(b"x"))
+        message = failure(file, tmp_path)
+    assert "no connection to 127.0.0.1" in message
+    assert_way_out(message, file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "n_requests"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "no name server knows example.org (is there a network?)", 1),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "out of reach (is there a network?)", 1),
+        (TimeoutError("timed out"), "no answer from example.org for 30 s", 4),
+        (ConnectionResetError(errno.ECONNRESET, "reset by peer"), "the connection broke", 4),
+    ],
+)
+def test_no_network_is_said_in_plain_words(tmp_path: Path, reason: OSError, words: str, n_requests: int) -> None:
+    asked = []
+
+    def opener(request: Request) -> HTTPResponse:
+        asked.append(request.full_url)
+        raise URLError(reason)
+
+    file = RemoteFile("https://example.org/x", "x", md5(b"x"))
+    message = failure(file, tmp_path, opener=opener)
+    assert words in message
+    assert_way_out(message, file, tmp_path)
+    assert len(asked) == n_requests
+
+
+def test_only_the_web_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    file = RemoteFile((tmp_path / "secret").as_uri(), "x", None)
+    assert "only http and https" in failure(file, tmp_path)
+
+
+def test_a_disk_that_is_too_small_is_known_before_anything_is_written(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5_000}))
+    assert "the disk has 0 MB left, 1 MB are needed" in failure(remote(web), tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_disk_that_fills_up_keeps_what_came(web: Web, tmp_path: Path) -> None:
+    class Full(Silent):
+        def advance(self, n: int, **values: float) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write would
+
+    with pytest.raises(FetchError, match=f"cannot be written: No space left on device.*{AGAIN}"):
+        download(remote(web), tmp_path, Full(), again=AGAIN)
+    assert names(tmp_path) == [f"{NAME}.part"]
+
+
+def test_a_file_where_the_folder_should_be(web: Web, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in failure(remote(web), tmp_path / "file")
+
+
+# --- whole data sets
+
+
+def tar_gz(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name.replace("__", "/"))
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def two_sets(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+    """One set in an archive, one of gzipped files in a folder."""
+    web.files = {
+        "a.tar.gz": tar_gz(A__one=b"1", A__two=b"2"),
+        "x.gz": gzip.compress(b"x" * 1000),
+        "y.gz": gzip.compress(b"y" * 1000),
+    }
+    facts = ("ood", 2, "1×1", "MIT", "https://example.org", lambda root: Source())
+    first = DataSet("first", "First", *facts, (remote(web, "a.tar.gz"),), provides=("A/one", "A/two"))
+    pair = (remote(web, "x.gz"), remote(web, "y.gz"))
+    second = DataSet("second", "Second", *facts, pair, folder="S/raw", provides=("S/raw/x", "S/raw/y"))
+    monkeypatch.setattr(
+        catalogue, "DATA_SETS", {"first": first, "second": second, "digits-0-7": DATA_SETS["digits-0-7"]}
+    )
+    return web
+
+
+def test_sets_are_fetched_unpacked_and_found(two_sets: Web, tmp_path: Path) -> None:
+    assert [status(name, tmp_path) for name in ("first", "second", "digits-0-7")] == ["missing", "missing", "here"]
+    done = list(fetch(["first", "second", "digits-0-7"], tmp_path))
+    assert [(one.name, one.outcome) for one in done] == [
+        ("first", "fetched"),
+        ("second", "fetched"),
+        ("digits-0-7", "embedded"),
+    ]
+    assert done[0].paths == (tmp_path / "A",)
+    assert done[1].paths == (tmp_path / "S" / "raw",)
+    assert (tmp_path / "A" / "two").read_bytes() == b"2"
+    assert (tmp_path / "S" / "raw" / "y").read_bytes() == b"y" * 1000
+    assert [status(name, tmp_path) for name in ("first", "second")] == ["here", "here"]
+
+    n_asked = len(two_sets.asked)
+    assert [one.outcome for one in fetch(["second", "first"], tmp_path)] == ["here already", "here already"]
+    assert len(two_sets.asked) == n_asked
+
+
+def test_a_set_that_is_half_here_is_completed(two_sets: Web, tmp_path: Path) -> None:
+    list(fetch(["second", "first"], tmp_path))
+    (tmp_path / "S" / "raw" / "y").unlink()
+    for archive in ("x.gz", "y.gz"):  # x is there without its archive: it need not come again
+        (tmp_path / "S" / "raw" / archive).unlink()
+    (tmp_path / "A" / "one").unlink()
+    assert [status(name, tmp_path) for name in ("first", "second")] == ["partial", "partial"]
+    two_sets.asked.clear()
+    list(fetch(["first", "second"], tmp_path))
+    assert [name for name, _ in two_sets.asked] == ["y.gz"], "the archive of the first set was still there"
+    assert [status(name, tmp_path) for name in ("first", "second")] == ["here", "here"]
+
+
+def test_a_part_makes_a_set_partial(two_sets: Web, tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz.part").write_bytes(b"beginning")
+    assert status("first", tmp_path) == "partial"
+
+
+def test_one_set_that_cannot_be_had_does_not_stop_the_others(two_sets: Web, tmp_path: Path) -> None:
+    del two_sets.files["a.tar.gz"]
+    outcomes = []
+    with pytest.raises(FetchError, match=r"first: a\.tar\.gz cannot be fetched") as caught:
+        outcomes.extend(one.outcome for one in fetch(["first", "second"], tmp_path))
+    assert status("second", tmp_path) == "here"
+    assert f"put it at {tmp_path / 'a.tar.gz'}" in str(caught.value)
+    assert f"salcli data fetch first --root {tmp_path}" in str(caught.value)
+
+
+def test_a_file_put_there_by_hand_is_taken(two_sets: Web, tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(two_sets.files.pop("a.tar.gz"))
+    assert [one.outcome for one in fetch(["first"], tmp_path)] == ["fetched"]
+    assert two_sets.asked == []
+
+
+def test_wrong_names_are_known_before_the_first_byte(two_sets: Web, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean second"):
+        list(fetch(["first", "secnd"], tmp_path))
+    assert two_sets.asked == []
+
+
+def test_an_archive_without_what_it_should_hold_is_an_error(two_sets: Web, tmp_path: Path) -> None:
+    content = tar_gz(B__one=b"1")
+    first = catalogue.DATA_SETS["first"]
+    two_sets.files["a.tar.gz"] = content
+    catalogue.DATA_SETS["first"] = replace(first, files=(replace(first.files[0], checksum=md5(content)),))
+    with pytest.raises(FetchError, match="is not among them"):
+        list(fetch(["first"], tmp_path))
+
+
+@pytest.mark.parametrize(("name", "counts"), [("svhn", True), ("svhn.npz", True), ("SVHN", False)])
+def test_a_folder_or_an_array_file_stands_in_for_a_set(tmp_path: Path, name: str, counts: bool) -> None:
+    path = tmp_path / name
+    if path.suffix:
+        path.write_bytes(b"array")
+    else:
+        path.mkdir()
+        assert status("svhn", tmp_path) == "missing", "an empty folder is nothing"
+        (path / "image.png").write_bytes(b"image")
+    assert stand_in("svhn", tmp_path) == (path if counts else None)
+    assert status("svhn", tmp_path) == ("custom" if counts else "missing")

@@ -1,0 +1,330 @@
+"""Every data set in its published format: small files of the same kind, read by the real code."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.fake_data import (
+    WRITERS,
+    Malicious,
+    decoded,
+    dump,
+    lay_out,
+    random_images,
+    refusal,
+    write_batch,
+    write_idx,
+)  # fmt: skip
+from scipy.io import savemat
+
+from salcli.data import readers
+from salcli.data.catalogue import DATA_SETS, load_source
+from salcli.data.decoding import Shape, check_shape
+from salcli.data.readers import PLACES_LIST, places365_names
+from salcli.data.samples import Source
+from salcli.errors import DataError
+
+OFFICIAL = {"cifar10", "cifar100", "cifar100-first50", "cifar100-last50", "svhn", "fashion-mnist", "mnist"}
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    lay_out(root, DATA_SETS, n_per_class=4)
+    return root
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_set_in_its_published_format_can_be_read_and_decoded(laid_out: Path, name: str) -> None:
+    source = load_source(name, laid_out)
+    images = decoded(source)
+    assert (images.shape[1:], images.dtype) == ((3, 32, 32), np.uint8)
+    assert (source.is_test is not None) == (name in OFFICIAL)
+    assert (source.labels is not None) == DATA_SETS[name].labeled
+    n_classes = {"cifar100": 100, "cifar100-first50": 50, "cifar100-last50": 50}.get(name, 10)
+    assert len(images) == len(source) == (n_classes * 5 if name in OFFICIAL else 40)
+    if source.labels is not None:
+        assert len(source.class_names) == n_classes
+        assert np.bincount(source.labels).tolist() == [5] * n_classes
+    if source.is_test is not None:
+        assert source.is_test.sum() == n_classes
+    assert len(np.unique(images, axis=0)) == len(images)
+
+
+def test_every_set_of_the_catalogue_is_laid_out_or_comes_with_salcli() -> None:
+    assert set(DATA_SETS) - set(WRITERS) == {name for name, record in DATA_SETS.items() if record.is_embedded}
+
+
+# --- CIFAR
+
+
+def write_cifar10(folder: Path, images: np.ndarray, labels: list[int]) -> None:
+    """Five batches of training images, then the test batch, in equal parts."""
+    folder.mkdir(parents=True)
+    for i, part in enumerate(np.array_split(np.arange(len(images)), 6)):
+        name = "test_batch" if i == 5 else f"data_batch_{i + 1}"
+        write_batch(folder / name, images[part], {"labels": [labels[j] for j in part]})
+    dump(folder / "batches.meta", {"label_names": list("abcdefghij")})
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> Path:
+    """The folder of twelve images; the data root is its parent."""
+    write_cifar10(tmp_path / "cifar-10-batches-py", random_images(12), [0, 1] * 6)
+    return tmp_path / "cifar-10-batches-py"
+
+
+def test_cifar_batches_give_their_pixels_labels_and_official_split(tmp_path: Path) -> None:
+    images, labels = random_images(24), [i % 10 for i in range(24)]
+    write_cifar10(tmp_path / "cifar-10-batches-py", images, labels)
+    found = load_source("cifar10", tmp_path)
+    np.testing.assert_array_equal(found.array, images.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(found.labels, labels)
+    np.testing.assert_array_equal(found.is_test, [False] * 20 + [True] * 4)
+    assert found.class_names == tuple("abcdefghij")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_cifar_batches_may_be_of_any_pickle_protocol(cifar10: Path, protocol: int) -> None:
+    images = random_images(3, seed=1)
+    rows = images.transpose(0, 3, 1, 2).reshape(3, -1).copy()
+    dump(cifar10 / "data_batch_1", {"data": rows, "labels": [7, 8, 9]}, protocol)
+    source = load_source("cifar10", cifar10.parent)
+    assert source.array is not None
+    np.testing.assert_array_equal(source.array[:3], images.transpose(0, 3, 1, 2))
+
+
+def test_cifar_batches_written_by_python_2_are_read(cifar10: Path) -> None:
+    """As in the published files: byte strings as keys, and numpy's old module name."""
+    pixels = bytes(range(256)) * 12
+    (cifar10 / "data_batch_1").write_bytes(
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U\x01b"
+        b"\x87Rq\x05(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff"
+        b"\xffJ\xff\xff\xff\xffK\x00tb\x89T\x00\x0c\x00\x00" + pixels + b"tbU\x06labelsq\x08]q\x09K\x05au."
+    )
+    source = load_source("cifar10", cifar10.parent)
+    assert source.array is not None
+    assert source.labels is not None
+    assert (source.array[0].tobytes(), source.labels[0]) == (pixels, 5)
+
+
+def test_code_in_a_cifar_batch_is_refused_and_not_run(cifar10: Path, tmp_path: Path) -> None:
+    path, trace = cifar10 / "data_batch_3", tmp_path / "trace"
+    for content in (Malicious(trace), {"data": Malicious(trace)}, {"labels": [np.random.default_rng]}):
+        dump(path, content)
+        message = refusal("cifar10", tmp_path)
+        assert message.startswith(f"{path} is damaged or not a file of CIFAR (it asks for ")
+        assert "which is not data" in message
+    assert not trace.exists()
+    dump(path, Malicious(trace))
+    pickle.loads(path.read_bytes())
+    assert trace.exists()  # the trap works
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([1, 2], "it does not hold a batch"),
+        ({"labels": [1]}, "its data are not rows of 3,072 bytes"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, "it has 2 images, but not as many labels"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [10]}, "a label is not from 0 to 9"),
+        ({"data": np.zeros((1, 3072), np.float32), "labels": [1]}, "it holds an array of f4"),
+        ({"data": np.array([[None] * 3072]), "labels": [1]}, "it holds an array of O8"),
+    ],
+)
+def test_a_wrong_cifar_batch_is_refused(cifar10: Path, content: object, reason: str) -> None:
+    dump(cifar10 / "test_batch", content)
+    message = refusal("cifar10", cifar10.parent)
+    assert f"test_batch is damaged or not a file of CIFAR ({reason}); remove it" in message
+    assert message.endswith("salcli data fetch cifar10")
+
+
+def test_a_truncated_or_missing_cifar_batch_is_named(cifar10: Path) -> None:
+    path = cifar10 / "data_batch_2"
+    path.write_bytes(path.read_bytes()[:3000])
+    assert "data_batch_2 is damaged" in refusal("cifar10", cifar10.parent)
+    path.unlink()
+    assert "data_batch_2 is damaged or not a file of CIFAR ([Errno 2]" in refusal("cifar10", cifar10.parent)
+
+
+def test_the_halves_of_cifar100_have_its_classes_and_no_image_in_common(laid_out: Path) -> None:
+    whole, first, last = (load_source(f"cifar100{part}", laid_out) for part in ("", "-first50", "-last50"))
+    assert whole.labels is not None
+    assert whole.array is not None
+    np.testing.assert_array_equal(first.array, whole.array[whole.labels < 50])
+    np.testing.assert_array_equal(last.array, whole.array[whole.labels >= 50])
+    np.testing.assert_array_equal(first.labels, whole.labels[whole.labels < 50])
+    assert first.class_names == whole.class_names[:50]
+    assert last.labels is None
+    assert last.is_test is not None
+    assert 0 < last.is_test.sum() < len(last)
+
+
+def test_the_halves_of_cifar100_are_also_found_in_a_custom_cifar100(tmp_path: Path) -> None:
+    images, labels = random_images(200), np.arange(200) % 100
+    np.savez(tmp_path / "cifar100.npz", images=images, labels=labels)
+    half = load_source("cifar100-last50", tmp_path)
+    np.testing.assert_array_equal(half.array, images[labels >= 50].transpose(0, 3, 1, 2))
+    np.savez(tmp_path / "cifar100.npz", images=images, labels=labels % 60)
+    with pytest.raises(DataError, match="is classes 50 to 99 of cifar100, but what stands for that has 60 classes"):
+        load_source("cifar100-last50", tmp_path)
+
+
+# --- SVHN, idx, .npy
+
+
+def test_svhn_stores_zero_as_ten_and_the_sample_axis_last(tmp_path: Path) -> None:
+    images, digits = random_images(5), np.array([10, 1, 9, 10, 5], np.uint8)
+    for part, chosen in (("train", slice(0, 3)), ("test", slice(3, 5))):
+        stored = {"X": images[chosen].transpose(1, 2, 3, 0), "y": digits[chosen, None]}
+        savemat(tmp_path / f"{part}_32x32.mat", stored, do_compression=True)
+    source = load_source("svhn", tmp_path)
+    np.testing.assert_array_equal(source.array, images.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(source.labels, [0, 1, 9, 0, 5])
+    np.testing.assert_array_equal(source.is_test, [False, False, False, True, True])
+
+
+def test_a_bad_svhn_file_is_named(tmp_path: Path) -> None:
+    lay_out(tmp_path, ["svhn"], 2)
+    path = tmp_path / "test_32x32.mat"
+    good = path.read_bytes()
+    for content in (b"", b"no mat", good[:5000], good[:200]):
+        path.write_bytes(content)
+        message = refusal("svhn", tmp_path)
+        assert message.startswith(f"{path} is damaged or not SVHN (")
+        assert message.endswith("then run: salcli data fetch svhn")
+    for wrong in ({"y": [1]}, {"X": np.zeros((2, 2)), "y": [1]}, {"X": np.zeros((2, 2, 3, 1), np.uint8), "y": [11]}):
+        savemat(path, wrong)
+        assert "is damaged or not SVHN" in refusal("svhn", tmp_path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_files_are_read_packed_or_not(tmp_path: Path, packed: bool) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = random_images(6, 28)[..., 0]
+    for prefix, chosen in (("train", slice(0, 4)), ("t10k", slice(4, 6))):
+        write_idx(raw / f"{prefix}-images-idx3-ubyte", images[chosen], packed=packed)
+        write_idx(raw / f"{prefix}-labels-idx1-ubyte", np.arange(6)[chosen], packed=packed)
+    found = load_source("mnist", tmp_path)
+    np.testing.assert_array_equal(found.array, images[:, None])
+    np.testing.assert_array_equal(found.labels, range(6))
+    np.testing.assert_array_equal(found.is_test, [False] * 4 + [True] * 2)
+
+
+def test_a_bad_idx_file_is_named(tmp_path: Path) -> None:
+    lay_out(tmp_path, ["mnist"], 2)
+    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1])
+    assert "its header says 15,680 bytes of data, but it has 15,679" in refusal("mnist", tmp_path)
+    path.write_bytes(b"\0\0\x0d" + good[3:])
+    assert "it does not hold bytes along 3 axes" in refusal("mnist", tmp_path)
+    path.write_bytes(good[:5])
+    assert f"{path} is damaged or not an idx file" in refusal("mnist", tmp_path)
+    path.unlink()
+    path.with_name(f"{path.name}.gz").write_bytes(b"no gzip")
+    assert f"{path} is damaged or not an idx file" in refusal("mnist", tmp_path)
+    path.write_bytes(good)
+    write_idx(path.with_name("train-labels-idx1-ubyte"), np.zeros(3))
+    assert "train has 20 images, but 3 labels" in refusal("mnist", tmp_path)
+
+
+def test_random_images_are_memory_mapped(tmp_path: Path) -> None:
+    images = random_images(7)
+    np.save(tmp_path / "300K_random_images.npy", images)
+    found = load_source("300k-random", tmp_path).array
+    assert isinstance(found, np.memmap)
+    np.testing.assert_array_equal(found, images.transpose(0, 3, 1, 2))
+    np.save(tmp_path / "300K_random_images.npy", images.astype(float))
+    assert "got 7 × 32 × 32 × 3 of float64" in refusal("300k-random", tmp_path)
+    (tmp_path / "300K_random_images.npy").write_bytes(b"\x93NUMPY")
+    assert "300K_random_images.npy is damaged" in refusal("300k-random", tmp_path)
+
+
+# --- Places365
+
+
+def test_the_list_of_places365_can_be_drawn_again() -> None:
+    first = Path(readers.__file__).with_name(PLACES_LIST.partition("/")[0]).joinpath("places365.txt").read_text()
+    formula = "sorted(numpy.random.default_rng(365).choice(36_500, 10_000, replace=False) + 1)"
+    assert first.partition("\n")[0].endswith(formula)
+    drawn = sorted(np.random.default_rng(365).choice(36_500, 10_000, replace=False) + 1)
+    assert places365_names() == [f"Places365_val_{number:08}.jpg" for number in drawn]
+
+
+def test_of_places365_only_the_list_is_used_and_missing_images_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, names = tmp_path / "val_256", places365_names()
+    folder.mkdir()
+    for name in (*names[:8], "Places365_val_00099999.jpg"):
+        (folder / name).touch()
+    message = refusal("places365", tmp_path)
+    assert f"{folder} lacks 9,992 of the 10,000 images of places365 ({names[8]}, …)" in message
+    monkeypatch.setattr(readers, "places365_names", lambda: names[:8])
+    assert load_source("places365", tmp_path).files == tuple(folder / name for name in names[:8])
+
+
+# --- points and patches
+
+
+def test_the_points_are_those_of_the_paper() -> None:
+    classes = readers.gaussians_2d()
+    assert classes.array.dtype == np.float32
+    assert classes.labels is not None
+    assert classes.is_test is not None
+    for k, mean in enumerate([(-2, 0), (2, 0), (0, 2 * 3**0.5)]):
+        points = classes.array[classes.labels == k, :, 0, 0]
+        assert (len(points), classes.is_test[classes.labels == k].sum()) == (6_000, 1_000)
+        np.testing.assert_allclose(points.mean(0), mean, atol=0.03)
+        np.testing.assert_allclose(np.cov(points.T), 0.25 * np.eye(2), atol=0.02)
+    np.testing.assert_allclose(readers.cluster_2d().array[..., 0, 0].mean(0), [10, 2 / 3**0.5], atol=0.05)
+    ring = readers.ring_2d().array[..., 0, 0]
+    # a share of 1% is farther out than √(2 · 7 · ln 100) in a Gaussian of variance 7
+    distance = np.linalg.norm(ring - readers.CENTRE, axis=1)
+    assert distance.min() == pytest.approx((2 * 7 * np.log(100)) ** 0.5, rel=0.02)
+
+
+def test_points_and_images_do_not_mix(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"x holds points .*; set data.image_size to 1 and data.channels to 2"):
+        check_shape("x", load_source("gaussians-2d", tmp_path), Shape(3, 32))
+    with pytest.raises(DataError, match=r"x holds images, but data.channels is 2"):
+        check_shape("x", load_source("digits-0-7", tmp_path), Shape(2, 8))
+
+
+def test_patches_for_wild_and_test_share_no_pixel() -> None:
+    """Paint each part of the photographs in its own gray: no patch may show the other's."""
+    left, right = 40, 200
+    image = np.full((427, 640), right, dtype=float)
+    image[:, : int(640 * readers.WILD_PART)] = left
+    rng = np.random.default_rng(0)
+    assert all((readers._patch(image, rng, left=True) == left).all() for _ in range(300))
+    assert all((readers._patch(image, rng, left=False) == right).all() for _ in range(300))
+
+
+def test_shrinking_is_the_mean_over_equal_areas() -> None:
+    """The slow truth: repeat every pixel until the side is a multiple of 8, then average blocks."""
+    square = np.random.default_rng(0).uniform(0, 255, (19, 19))
+    repeated = square.repeat(8, axis=0).repeat(8, axis=1).reshape(8, 19, 8, 19).mean(axis=(1, 3))
+    np.testing.assert_array_equal(readers._shrink(square), np.rint(repeated))
+
+
+# --- samples
+
+
+def test_a_part_of_a_source_keeps_what_belongs_together(tmp_path: Path) -> None:
+    paths = tuple(tmp_path / f"{i}.png" for i in range(4))
+    is_test = np.array([False, True, False, True])
+    for whole in (
+        Source(paths, labels=np.arange(4), class_names=tuple("abcd"), is_test=is_test),
+        Source(array=np.arange(4)[:, None], labels=np.arange(4), class_names=tuple("abcd"), is_test=is_test),
+    ):
+        part = whole.take(np.array([3, 0]))
+        assert len(part) == 2
+        assert part.files == ((paths[3], paths[0]) if whole.files else ())
+        np.testing.assert_array_equal(part.labels, [3, 0])
+        np.testing.assert_array_equal(part.is_test, [True, False])
+        if part.array is not None:
+            assert part.array.tolist() == [[3], [0]]

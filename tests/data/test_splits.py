@@ -1,0 +1,174 @@
+"""Split discipline: every part is disjoint from every other, and no sample is used twice."""
+
+import hashlib
+from dataclasses import asdict
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from salcli.data.catalogue import DATA_SETS, load_source
+from salcli.data.splits import largest_mixture, mix_wild, round_half_up, split_id, split_ood, wild_as_it_is
+from salcli.errors import DataError
+
+PINNED: dict[str, Any] = {
+    "images": ["da69e58d195cc7af", "979e21161cd4c802", "5bcf96981f52f159"],
+    "labels": "8ec70f5e2b70b029",
+    "splits": {0: ("68b01fc1d5009af6", "0eead3c54937846a"), 1: ("7f4fb1e72b867c3d", "9ca2bcec0e6b9349")},
+    "patches": "e3b09d8b17d70a03",
+}
+SHARES = {"train": 0.32, "calibration": 0.08, "wild": 0.4, "test": 0.2}
+
+
+@given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(20, 60), min_size=2, max_size=5))
+def test_the_id_parts_are_disjoint_complete_and_stratified(seed: int, sizes: list[int]) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    parts = asdict(split_id(labels, SHARES, seed))
+    for one, other in combinations(parts.values(), 2):
+        assert not set(one) & set(other)
+    assert sorted(np.concatenate(list(parts.values()))) == list(range(len(labels)))
+    for name, share in SHARES.items():
+        for k, size in enumerate(sizes):
+            assert abs((labels[parts[name]] == k).sum() - share * size) <= 1
+
+
+OFFICIAL_SHARES = {"train": 0.4, "calibration": 0.1, "wild": 0.5, "test": "official"}
+
+
+@given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(20, 60), min_size=2, max_size=5), data=st.data())
+def test_with_the_official_test_set_the_rest_is_dealt_class_by_class(
+    seed: int, sizes: list[int], data: st.DataObject
+) -> None:
+    order = np.random.default_rng(seed)
+    labels = order.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    n_test = [data.draw(st.integers(0 if k else 1, 9)) for k in range(len(sizes))]
+    is_test = np.zeros(len(labels), bool)
+    for k, n in enumerate(n_test):
+        is_test[order.permutation(np.flatnonzero(labels == k))[:n]] = True
+    parts = asdict(split_id(labels, OFFICIAL_SHARES, seed, is_test))
+    for one, other in combinations(parts.values(), 2):
+        assert not set(one) & set(other)
+    assert sorted(np.concatenate(list(parts.values()))) == list(range(len(labels)))
+    np.testing.assert_array_equal(parts["test"], np.flatnonzero(is_test))
+    for name in ("train", "calibration", "wild"):
+        for k, size in enumerate(sizes):
+            share = float(OFFICIAL_SHARES[name])
+            assert abs((labels[parts[name]] == k).sum() - share * (size - n_test[k])) <= 1
+
+
+@given(seed=st.integers(0, 1000), marks=st.lists(st.booleans(), min_size=80, max_size=80))
+def test_with_a_number_it_does_not_matter_what_an_image_was_published_for(seed: int, marks: list[bool]) -> None:
+    labels = np.arange(80) % 2
+    with_marks, without = split_id(labels, SHARES, seed, np.array(marks)), split_id(labels, SHARES, seed)
+    for name, part in asdict(without).items():
+        np.testing.assert_array_equal(part, asdict(with_marks)[name])
+
+
+@pytest.mark.parametrize("is_test", [None, np.zeros(40, bool), np.ones(40, bool)])
+def test_an_official_test_set_that_is_not_there_is_refused_with_the_cure(is_test: np.ndarray | None) -> None:
+    with pytest.raises(DataError, match=r"no official split .* give data.id_shares.test a number, such as 0.2"):
+        split_id(np.arange(40) % 2, OFFICIAL_SHARES, 0, is_test)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=50))
+def test_ood_sets_with_a_part_for_tests_are_split_by_it(marks: list[bool]) -> None:
+    if len(set(marks)) == 1:
+        with pytest.raises(
+            DataError, match=f"of {len(marks)} OOD images, {'all' if marks[0] else 'none'} are for test"
+        ):
+            split_ood(len(marks), np.array(marks), 0.5, 0)
+        return
+    parts = split_ood(len(marks), np.array(marks), 0.5, 0)
+    assert [i in parts.test for i in range(len(marks))] == marks
+    assert [i in parts.wild for i in range(len(marks))] == [not mark for mark in marks]
+
+
+def test_a_class_too_small_for_a_part_is_named() -> None:
+    labels = np.array([0] * 50 + [1] * 2)
+    with pytest.raises(DataError, match="class 1 has 2 images, too few to give some to calibration"):
+        split_id(labels, SHARES, seed=0)
+    with pytest.raises(DataError, match="class cats & co has 2 images, too few"):
+        split_id(labels, SHARES, 0, class_names=("a", "cats & co"))
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(2, 500), share=st.floats(0.2, 0.8))
+def test_ood_parts_are_disjoint_and_complete(seed: int, n: int, share: float) -> None:
+    if not 0 < round(share * n) < n:
+        with pytest.raises(DataError, match="ood_wild_share"):
+            split_ood(n, None, share, seed)
+        return
+    parts = split_ood(n, None, share, seed)
+    assert sorted(np.concatenate([parts.wild, parts.test])) == list(range(n))
+
+
+@given(n_id=st.integers(1, 200), n_ood=st.integers(1, 200), pi=st.floats(0.01, 1.0))
+def test_the_mixture_is_the_largest_that_both_pools_can_fill(n_id: int, n_ood: int, pi: float) -> None:
+    """The slow truth: try every size."""
+
+    def fits(size: int) -> bool:
+        return round_half_up(pi * size) <= n_ood and size - round_half_up(pi * size) <= n_id
+
+    assert largest_mixture(n_id, n_ood, pi) == max(size for size in range(n_id + n_ood + 1) if fits(size))
+
+
+@given(seed=st.integers(0, 1000), pi=st.floats(0.05, 0.95) | st.just(1.0))
+def test_the_wild_set_takes_each_sample_once_and_has_the_asked_for_share(seed: int, pi: float) -> None:
+    id_pool, ood_pool = np.arange(100, 300), np.arange(50, 120)
+    wild = mix_wild(id_pool, ood_pool, n_id=1000, pi=pi, seed=seed)
+    assert len(set(wild.source)) == len(wild.source)
+    assert set(wild.source[~wild.is_ood]) <= set(id_pool)
+    assert set(wild.source[wild.is_ood] - 1000) <= set(ood_pool)
+    assert abs(wild.is_ood.sum() - pi * len(wild.source)) <= 0.5
+
+
+def test_the_order_of_the_wild_set_says_nothing() -> None:
+    wild = mix_wild(np.arange(900), np.arange(100), n_id=1000, pi=0.1, seed=3)
+    halves = np.split(wild.is_ood, 2)
+    assert all(30 < half.sum() < 70 for half in halves)
+
+
+def test_a_share_that_the_pools_cannot_give_names_what_fits() -> None:
+    with pytest.raises(DataError, match=r"data.pi 0.001: 100 ID and 50 OOD images .* from 0.01 to 0.9803"):
+        mix_wild(np.arange(100), np.arange(50), n_id=100, pi=0.001, seed=0)
+
+
+def test_wild_data_as_it_is_keeps_its_order_and_nobody_knows_the_truth() -> None:
+    wild = wild_as_it_is(np.array([4, 2, 7]), n_id=100)
+    assert (wild.source.tolist(), wild.is_ood) == ([104, 102, 107], None)
+    with pytest.raises(DataError, match="all wild images are ID images, too"):
+        wild_as_it_is(np.array([], dtype=np.int64), n_id=100)
+
+
+BUILT_IN = [name for name, entry in DATA_SETS.items() if entry.is_embedded]
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations(BUILT_IN, 2)])
+def test_no_image_stands_in_two_sets(one: str, other: str, tmp_path: Path) -> None:
+    """Not only indices are disjoint: so are the images of ID and OOD sets."""
+    first, second = (
+        {image.tobytes() for image in np.asarray(load_source(name, tmp_path).array)} for name in (one, other)
+    )
+    assert not first & second
+
+
+def digest(*arrays: np.ndarray) -> str:
+    content = b"".join(f"{array.dtype}, {array.shape}".encode() + array.tobytes() for array in arrays)
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def test_the_sets_and_splits_that_stored_results_rest_on_are_still_the_same(tmp_path: Path) -> None:
+    """dvc.lock and the README's table were made with them."""
+    sets = {name: load_source(name, tmp_path) for name in ("digits-0-7", "digits-8-9", "photo-patches")}
+    labels = sets["digits-0-7"].labels
+    assert labels is not None
+    assert [digest(np.asarray(source.array)) for source in sets.values()] == PINNED["images"]
+    assert digest(labels) == PINNED["labels"]
+    for seed, (id_digest, ood_digest) in PINNED["splits"].items():
+        assert digest(*asdict(split_id(labels, SHARES, seed)).values()) == id_digest
+        assert digest(*asdict(split_ood(354, None, 0.7, seed)).values()) == ood_digest
+    patches = split_ood(2000, sets["photo-patches"].is_test, 0.7, 0)
+    assert digest(patches.wild, patches.test) == PINNED["patches"]

@@ -1,0 +1,344 @@
+"""The detector: its file, its Python API, and the stage that makes it."""
+
+import json
+import pickle
+import re
+import sys
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPOSITORY
+from helpers.cli import process, salcli
+from helpers.detectors import EXPERIMENT, SEED, id_images, random_detector, stored_scores, write_pngs
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from salcli.params.schema import Params
+from salcli.pipeline.prepare import prepare_split
+from salcli.store.formats import read_id_split, read_network
+from salcli.store.layout import Experiment, Workspace
+
+import salcli as package
+from salcli import Detector
+from salcli.detector import stage
+from salcli.detector.images import one_ahead
+from salcli.errors import BadArtifactError, DataError, ModelError, UsageMistakeError
+from salcli.models.network import OodClassifier
+from salcli.sal.metrics import p_values
+
+ONE = ["--ood", EXPERIMENT.ood, "--seed", str(SEED)]
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # kernels differ with the position of an image in its batch
+
+
+@pytest.fixture
+def file(built: Path) -> Path:
+    return built / EXPERIMENT.detector.path
+
+
+@pytest.fixture
+def detector(file: Path) -> Detector:
+    return Detector.load(file)
+
+
+@pytest.fixture
+def here(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the built workspace as the current folder."""
+    monkeypatch.chdir(workspace.root)
+    return workspace.root
+
+
+# --- the stage
+
+
+def test_it_stores_the_scores_of_the_calibration_part_in_order(built: Path, file: Path) -> None:
+    network = read_network(Workspace(built).find(EXPERIMENT.network("sal")), OodClassifier)
+    with torch.inference_mode():
+        _, score = network(torch.from_numpy(id_images(built, "calibration")))
+    np.testing.assert_allclose(stored_scores(file), np.sort(score.numpy()), **CLOSE)
+    split = read_id_split(Workspace(built).find(EXPERIMENT.split))
+    assert not set(split.calibration) & {*split.train, *split.wild}
+
+
+def test_it_records_where_it_comes_from_and_the_same_inputs_give_the_same_bytes(
+    workspace: Workspace, quick_params: Params, file: Path, detector: Detector
+) -> None:
+    again = stage.run(workspace, quick_params, EXPERIMENT).written[0]
+    assert again.read_bytes() == file.read_bytes()
+    assert detector.class_names == tuple("01234567")
+    assert Experiment(**{key: detector.provenance[key] for key in ("seed", "ood", "pi", "variant")}) == EXPERIMENT
+    assert detector.provenance["salcli"] == package.__version__
+    assert detector.provenance["network"]["train_ood"]["epochs"] == 3
+    assert detector.provenance["classifier"]["train_id"]["epochs"] == 8
+    with safe_open(file, framework="np") as opened:
+        about = json.loads(opened.metadata()["salcli"])["about"]
+    assert about["threshold"] == detector.threshold
+    assert about["images"] == {"channels": 1, "dtype": "uint8", "fit": "resize", "size": 8}
+
+
+def test_a_network_that_may_have_seen_the_calibration_data_is_refused(
+    workspace: Workspace, quick_params: Params
+) -> None:
+    """With another split, images that the classifier was trained on may be calibration data now."""
+    other = prepare_split(workspace, quick_params.data, Experiment(1)).written[0]
+    other.replace(workspace.root / EXPERIMENT.split.path)
+    with pytest.raises(BadArtifactError, match=r"was made with another id\.h5"):
+        stage.run(workspace, quick_params, EXPERIMENT)
+
+
+def test_the_command_says_what_it_made_and_what_comes_next(here: Path) -> None:
+    result = salcli("detector", *ONE)
+    assert result.exit_code == 0
+    assert re.search(rf"{EXPERIMENT.ood} .* 8 +115 ", result.stdout)
+    found = re.search(r"^next: salcli (predict --detector .+) FOLDER$", result.stdout, re.MULTILINE)
+    assert found
+    write_pngs(here / "new", id_images(here, "calibration")[:3])
+    assert salcli(*found[1].split(), "new").exit_code == 0
+
+
+# --- calling it
+
+
+def test_every_way_to_give_images_gives_the_same(built: Path, detector: Detector, tmp_path: Path) -> None:
+    images = id_images(built, "calibration")[:20]
+    paths = write_pngs(tmp_path, images)
+    expected = detector(images)
+    ways = {
+        "paths": paths,
+        "text": [str(path) for path in paths],
+        "PIL": [Image.open(path) for path in paths],
+        "tensor": torch.from_numpy(images),
+        "RGB array": np.repeat(images, 3, axis=1),
+    }
+    for name, way in ways.items():
+        found = detector(way)
+        np.testing.assert_allclose(found.scores, expected.scores, **CLOSE, err_msg=name)
+        np.testing.assert_allclose(found.probabilities, expected.probabilities, **CLOSE, err_msg=name)
+        assert found.classes == expected.classes, name
+    for one in (paths[3], str(paths[3]), Image.open(paths[3]), images[3]):
+        np.testing.assert_allclose(detector(one).scores, expected.scores[3:4], **CLOSE)
+
+
+def test_files_of_the_calibration_images_have_the_stored_scores(
+    built: Path, detector: Detector, file: Path, tmp_path: Path
+) -> None:
+    found = detector(write_pngs(tmp_path, id_images(built, "calibration")))
+    np.testing.assert_allclose(np.sort(found.scores), stored_scores(file), **CLOSE)
+    assert found.is_ood.sum() == 5  # of 115: the threshold keeps at least 95%
+    assert len(set(found.names)) == 115
+
+
+def test_larger_images_are_fitted_as_prepare_does_it(detector: Detector, tmp_path: Path) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 31, 3), dtype=np.uint8))
+    image.save(tmp_path / "a.png")
+    by_hand = image.convert("L").resize((8, 10), Image.Resampling.BILINEAR).crop((0, 1, 8, 9))
+    expected = detector(np.asarray(by_hand)[None])
+    for way in (tmp_path / "a.png", image, np.asarray(image).transpose(2, 0, 1)):
+        np.testing.assert_allclose(detector(way).scores, expected.scores, **CLOSE)
+
+
+def test_a_result_is_a_table(built: Path, detector: Detector, tmp_path: Path) -> None:
+    images = id_images(built, "calibration")[:3]
+    paths = write_pngs(tmp_path, images)
+    frame = detector(paths).to_frame()
+    assert list(frame.columns) == ["path", "class", "probability", "score", "is_ood", "p_value"]
+    assert frame["path"].tolist() == [str(path) for path in paths]
+    assert len(detector(images[:0])) == 0
+    assert list(detector([]).to_frame().columns) == list(frame.columns)[1:]
+
+
+def test_probabilities_are_those_of_the_predicted_class(built: Path, detector: Detector) -> None:
+    images = id_images(built, "calibration")[:9]
+    with torch.inference_mode():
+        logits, _ = detector.scorer(torch.from_numpy(images))
+    found = detector(images)
+    np.testing.assert_allclose(found.probabilities, logits.softmax(1).max(1).values, **CLOSE)
+    assert found.classes == tuple(detector.class_names[k] for k in logits.argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((2, 1, 8, 8)), "takes arrays of uint8 with the axes n, C, H, W; got float64 of 2 × 1 × 8 × 8"),
+        (np.zeros((8, 8), np.uint8), "got uint8 of 8 × 8"),
+        (np.zeros((2, 16, 16, 3), np.uint8), "1 or 3 channels, in the second axis"),
+        ([np.zeros((1, 8, 8), np.uint8)], "a detector takes paths, PIL images, or one array or tensor"),
+        (["a.png", Image.new("L", (8, 8))], "a detector takes paths, PIL images, or one array or tensor"),
+        (7, "a detector takes paths, PIL images, or one array or tensor"),
+        (["nowhere.png"], "nowhere.png cannot be decoded: no such file or directory"),
+    ],
+)
+def test_what_is_not_an_image_is_refused(images: object, message: str) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        random_detector("small-cnn", 1)(images)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, 1, 95, -0.1, float("nan")])
+def test_a_quantile_must_be_a_share(file: Path, value: float) -> None:
+    with pytest.raises(UsageMistakeError, match="greater than 0 and less than 1"):
+        Detector.load(file, id_quantile=value)
+
+
+def test_points_in_the_plane_are_arrays_and_not_files(tmp_path: Path) -> None:
+    random_detector("mlp", 2, 1, "float32").save(tmp_path / "detector.safetensors")
+    detector = Detector.load(tmp_path / "detector.safetensors")
+    assert len(detector(np.zeros((5, 2, 1, 1), np.float32))) == 5
+    for wrong in ("a.png", Image.new("L", (1, 1)), np.zeros((5, 3, 1, 1), np.float32)):
+        with pytest.raises(DataError, match="takes points in the plane, not pictures"):
+            detector(wrong)
+
+
+# --- p-values on real data
+
+
+def test_on_id_data_the_share_of_p_values_up_to_alpha_is_at_most_alpha(
+    built: Path, detector: Detector, file: Path
+) -> None:
+    """The theorem is about the mean over calibration sets: draw calibration and test data again, many times."""
+    rng, n = np.random.default_rng(0), 115
+    pool = np.concatenate([stored_scores(file), detector(id_images(built, "test")).scores])
+    draws = [rng.permutation(pool) for _ in range(400)]
+    p = np.concatenate([p_values(np.sort(draw[:n]), draw[n:]) for draw in draws])
+    for alpha in (0.01, 0.05, 0.1, 0.25, 0.5):
+        attainable = np.floor(alpha * (n + 1) + 1e-9) / (n + 1)
+        assert np.mean(p <= alpha) == pytest.approx(attainable, abs=0.006)
+
+
+def test_p_values_of_the_test_data_are_as_uniform_as_chance_allows(built: Path, detector: Detector) -> None:
+    p = detector(id_images(built, "test")).p_values
+    for alpha in (0.05, 0.1, 0.25, 0.5):
+        spread = np.sqrt(alpha * (1 - alpha) * (1 / 116 + 1 / len(p)))
+        assert np.mean(p <= alpha) <= alpha + 3 * spread
+    noise = np.random.default_rng(0).integers(0, 256, (200, 1, 8, 8), dtype=np.uint8)
+    assert np.mean(detector(noise).p_values <= 0.1) > 0.2  # so the test can fail
+
+
+# --- files are not trusted
+
+
+class Malicious:
+    """Leaves a trace where it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.trace,)
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    path, trace = tmp_path / "detector.safetensors", tmp_path / "trace"
+    refusal = r"detector.safetensors is damaged .* make it again: salcli detector"
+    torch.save({"state": Malicious(trace)}, path)
+    with pytest.raises(BadArtifactError, match=refusal):
+        Detector.load(path)
+    path.write_bytes(pickle.dumps(Malicious(trace)))
+    with pytest.raises(BadArtifactError, match=refusal):
+        Detector.load(path)
+    assert not trace.exists()
+    pickle.loads(path.read_bytes())
+    assert trace.exists()  # the trap works
+
+
+def changed(file: Path, path: Path, tensors: dict[str, torch.Tensor] | None = None, **spec: object) -> Path:
+    """The same file with another description of its network, or with other tensors."""
+    with safe_open(file, framework="pt") as opened:
+        header = json.loads(opened.metadata()["salcli"])
+    header["spec"] |= spec
+    save_file({**load_file(file), **(tensors or {})}, path, metadata={"salcli": json.dumps(header)})
+    return path
+
+
+def test_a_custom_network_is_imported_only_if_that_is_allowed(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trap_for_detectors.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = changed(file, tmp_path / "detector.safetensors", backbone="trap_for_detectors:Net")
+    with pytest.raises(ModelError, match=r"trap_for_detectors:Net would be imported, .*--allow-import"):
+        Detector.load(path)
+    assert "trap_for_detectors" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n_classes": 9},
+        {"backbone": "small-cn"},
+        {"backbone": 3},
+        {"mean": [0.1, 0.2, 0.3], "std": [0.1, 0.2, 0.3]},
+    ],
+)
+def test_a_description_that_does_not_fit_is_refused(file: Path, tmp_path: Path, wrong: dict[str, object]) -> None:
+    path = changed(file, tmp_path / "detector.safetensors", **wrong)
+    with pytest.raises(BadArtifactError, match="does not fit its own description"):
+        Detector.load(path)
+
+
+@pytest.mark.parametrize("scores", [[2.0, 1.0], [], [1.0, float("nan")]])
+def test_calibration_scores_must_be_in_order(file: Path, tmp_path: Path, scores: list[float]) -> None:
+    path = changed(file, tmp_path / "detector.safetensors", {"calibration_scores": torch.tensor(scores)})
+    with pytest.raises(BadArtifactError, match="its calibration scores are not in order"):
+        Detector.load(path)
+
+
+# --- reading ahead
+
+
+def test_one_item_is_made_ahead() -> None:
+    made: list[int] = []
+    asked = threading.Event()
+
+    def items() -> Generator[int]:
+        for i in range(5):
+            made.append(i)
+            if i == 1:
+                asked.set()
+            yield i
+
+    ahead = one_ahead(items())
+    assert next(ahead) == 0
+    assert asked.wait(5)  # while the caller has item 0
+    assert list(ahead) == [1, 2, 3, 4]
+    assert made == [0, 1, 2, 3, 4]
+
+
+def test_a_failure_comes_through_and_the_source_is_always_closed() -> None:
+    closed = []
+
+    def items(n: int) -> Generator[int]:
+        try:
+            yield from range(n)
+            raise ValueError("broken")
+        finally:
+            closed.append(n)
+
+    with pytest.raises(ValueError, match="broken"):
+        list(one_ahead(items(2)))
+    early = one_ahead(items(7))
+    next(early)
+    early.close()
+    assert closed == [2, 7]
+
+
+# --- the package
+
+
+def test_importing_the_package_does_not_load_torch() -> None:
+    code = "import sys, salcli; print('torch' in sys.modules); salcli.Detector; print('torch' in sys.modules)"
+    assert process(sys.executable, "-c", code).stdout.split() == ["False", "True"]
+    with pytest.raises(AttributeError, match="no attribute 'Detecter'"):
+        package.Detecter  # noqa: B018
+
+
+def test_the_example_in_the_docs_runs(built: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "detector.safetensors").write_bytes(file.read_bytes())
+    write_pngs(tmp_path / "new", id_images(built, "calibration")[:4])
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.+?)```", (REPOSITORY / "docs" / "detector.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(example, names)
+    assert isinstance(names["detector"], Detector)

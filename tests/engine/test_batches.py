@@ -1,0 +1,135 @@
+"""How samples reach the network: against slow, obvious ways to do the same."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.compute import CPU, DEVICES, Numerics, compute_with, rows_of, some_images
+from hypothesis import given
+from hypothesis import strategies as st
+
+from salcli.engine import batches as batches_module
+from salcli.engine.augmentation import Augmentation
+from salcli.engine.batches import Batches, DeviceRows, EndlessRows, LabeledRows, Rows, check_views_exist, viewed
+from salcli.engine.device import Compute, Processes
+from salcli.errors import DataError
+
+
+@given(st.lists(st.integers(0, 8), max_size=30), st.sampled_from([(3, 6, 6), (5,)]))
+def test_rows_count_through_one_array_and_then_through_the_next(index: list[int], shape: tuple[int, ...]) -> None:
+    first, second = some_images(5, shape), some_images(4, shape, seed=1)
+    rows = Rows((first, second), np.array(index, dtype=np.int64))
+    expected = np.concatenate([first, second])[np.array(index, dtype=np.int64)]
+    np.testing.assert_array_equal(rows.read(slice(None)).numpy(), expected)
+    assert len(rows) == len(index)
+    assert rows.sample_shape == shape
+    assert rows.n_bytes == expected.nbytes
+
+
+def test_rows_of_float_vectors_keep_their_type() -> None:
+    vectors = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    rows = rows_of(vectors).select(np.array([7, 2]))
+    assert torch.equal(rows.read(slice(None)), torch.from_numpy(vectors[[7, 2]]))
+    assert rows.n_bytes == 2 * 4 * 4
+
+
+def test_other_processes_get_the_path_of_a_mapped_file_not_its_content(tmp_path: Path) -> None:
+    images = some_images(500)
+    path = tmp_path / "images.bin"
+    path.write_bytes(b"head" + images.tobytes())
+    mapped = np.memmap(path, dtype=np.uint8, mode="r", offset=4, shape=images.shape)
+    sent = pickle.dumps(Rows((mapped,), np.array([3, 1, 499])))
+    assert len(sent) < 2_000 < images.nbytes
+    np.testing.assert_array_equal(pickle.loads(sent).read(slice(None)), images[[3, 1, 499]])
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("way", ["resident", "read here", "read by workers"])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_every_way_to_the_device_gives_the_same_batches(
+    way: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "read by workers":
+        monkeypatch.setattr(batches_module, "RESIDENT_BYTES", 0)
+        monkeypatch.setattr(batches_module, "N_WORKERS", 2)
+    images = some_images(40)
+    rows = Rows((images[:25], images[25:]), np.arange(40)[::-1].copy())
+    order = [torch.tensor([5, 39]), torch.tensor([0, 0, 7]), torch.tensor([12])]
+    state = torch.get_rng_state()
+    batches = list(DeviceRows(rows, device, resident=way == "resident").batches(order))
+    assert torch.equal(torch.get_rng_state(), state), "loading must not disturb the stream that dropout draws from"
+    for positions, batch in zip(order, batches, strict=True):
+        assert batch.device.type == device.type
+        np.testing.assert_array_equal(batch.cpu(), images[::-1][positions.numpy()])
+
+
+def endless(n: int, seed: int) -> EndlessRows:
+    """Images of one pixel whose value is their number."""
+    images = np.arange(n, dtype=np.uint8).reshape(-1, 1, 1, 1)
+    return EndlessRows(rows_of(images), compute_with(), torch.Generator().manual_seed(seed))
+
+
+@given(n=st.integers(1, 12), sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8))
+def test_endless_rows_draw_every_sample_once_before_any_comes_again(n: int, sizes: list[int]) -> None:
+    """Whatever the batch sizes, smaller or larger than the set, the stream is one permutation after another."""
+    drawn = list(endless(n, seed=0).batches(sizes))
+    assert [len(batch) for batch in drawn] == sizes
+    stream = torch.cat(drawn).flatten()
+    for start in range(0, len(stream), n):
+        one_round = stream[start : start + n].tolist()
+        assert len(set(one_round)) == len(one_round)
+        assert set(one_round) <= set(range(n))
+
+
+def test_endless_rows_come_in_an_order_that_the_seed_decides() -> None:
+    def first(seed: int) -> list[int]:
+        return next(endless(50, seed).batches([100])).flatten().tolist()
+
+    assert first(1) == first(1)
+    assert first(1) != first(2)
+    assert first(1)[:50] != first(1)[50:]
+    assert first(1)[:50] != sorted(first(1)[:50])
+
+
+def test_the_parts_of_three_processes_are_the_batch_of_one() -> None:
+    """Samples, labels and those of another source, augmented."""
+    images, others = some_images(30), some_images(8, seed=1)
+    training = LabeledRows(rows_of(images), torch.arange(30), 30)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0)).split(10)
+
+    def batches_of(processes: Processes) -> list[tuple[torch.Tensor, ...]]:
+        compute = Compute(CPU, Numerics(), processes)
+        drawn = EndlessRows(rows_of(others), compute, torch.Generator().manual_seed(1))
+        augment = Augmentation("flip-crop", torch.Generator().manual_seed(2))
+        return list(Batches(training, compute, augment, {"others": drawn})(order))
+
+    alone = batches_of(Processes())
+    together = zip(*(batches_of(Processes(rank, 3)) for rank in range(3)), strict=True)
+    for expected, parts in zip(alone, together, strict=True):
+        for column, whole in zip(zip(*parts, strict=True), expected, strict=True):
+            assert torch.equal(torch.cat(column), whole)
+    assert torch.equal(torch.cat([labels for _, labels, _ in alone]).sort().values, torch.arange(30))
+
+
+def test_without_augmentation_a_batch_is_what_the_order_names() -> None:
+    images = some_images(10)
+    source = Batches(LabeledRows(rows_of(images), torch.arange(10), 10), compute_with())
+    ((samples, labels),) = source([torch.tensor([4, 1])])
+    np.testing.assert_array_equal(samples, images[[4, 1]])
+    assert labels.tolist() == [4, 1]
+    ((doubled, twice),) = viewed(source, lambda x, y: (x.repeat(2, 1, 1, 1), y.repeat(2)))([torch.tensor([4, 1])])
+    assert torch.equal(doubled, samples.repeat(2, 1, 1, 1))
+    assert twice.tolist() == [4, 1, 4, 1]
+
+
+@pytest.mark.parametrize(("shape", "shown"), [((2, 1, 1), "2 × 1 × 1"), ((3, 3, 8), "3 × 3 × 8"), ((512,), "512")])
+def test_only_images_have_views(shape: tuple[int, ...], shown: str) -> None:
+    training = LabeledRows(rows_of(some_images(4, shape)), torch.zeros(4), 1)
+    with pytest.raises(DataError, match=f"csi learns from crops .* the shape {shown}; remove it from encoders"):
+        check_views_exist("csi", "encoders", training)
+
+
+def test_small_images_have_views() -> None:
+    check_views_exist("csi", "encoders", LabeledRows(rows_of(some_images(4, (1, 4, 4))), torch.zeros(4), 1))

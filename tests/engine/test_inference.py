@@ -1,0 +1,101 @@
+"""Passes over samples, and the precision in which they run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.compute import Numerics, Watched, compute_with, rows_of, some_images
+
+from salcli.engine.batches import Rows
+from salcli.engine.device import Compute, computing, resolve_device
+from salcli.engine.inference import accuracy, in_batches
+from salcli.errors import DeviceError
+from salcli.models.network import Classifier, NetworkSpec
+from salcli.progress import Silent
+
+
+@pytest.fixture
+def network() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(NetworkSpec("small-cnn", 4, (0.5,) * 3, (0.25,) * 3)).eval()
+
+
+def logits_of(network: Classifier, rows: Rows, compute: Compute) -> torch.Tensor:
+    passes = in_batches(network, network.features_and_logits, rows, 8, compute, Silent())
+    return torch.cat([logits for _, logits in passes])
+
+
+class FullAbove:
+    """A device whose memory holds `n_fit` images at most."""
+
+    def __init__(self, network: Classifier, n_fit: int) -> None:
+        self.network, self.n_fit, self.sizes = network, n_fit, []
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        if len(images) > self.n_fit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.sizes.append(len(images))
+        return self.network(images)
+
+
+def test_batches_are_halved_until_they_fit_and_the_user_is_told(network: Classifier) -> None:
+    images, watched = some_images(50), Watched()
+    small = FullAbove(network, 6)
+    parts = list(in_batches(network, small, rows_of(images), 16, compute_with(), watched))
+    assert max(small.sizes) == 4
+    assert watched.notes == [f"out of memory on cpu: continuing with batches of {n}" for n in (8, 4)]
+    assert sum(small.sizes) == watched.seen == 50
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.cat([part for (part,) in parts]), network(torch.from_numpy(images)))
+
+
+def test_it_is_an_error_when_not_even_one_sample_fits(network: Classifier) -> None:
+    full = FullAbove(network, 0)
+    with pytest.raises(DeviceError, match="not even one sample fits in the memory of cpu"):
+        list(in_batches(network, full, rows_of(some_images(3)), 2, compute_with(), Silent()))
+
+
+def test_accuracy_is_the_share_of_right_predictions(network: Classifier) -> None:
+    images = some_images(37)
+    with torch.inference_mode():
+        predicted = network(torch.from_numpy(images)).argmax(1)
+    labels = torch.where(torch.arange(37) < 10, predicted, (predicted + 1) % 4)
+    assert accuracy(network, rows_of(images), labels, 8, compute_with(), Silent()) == 10 / 37
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_lower_precision_is_close_and_comes_back_as_float32(network: Classifier, precision: str) -> None:
+    rows = rows_of(some_images(20))
+    exact, rough = (logits_of(network, rows, compute_with(used)) for used in ("float32", precision))
+    assert rough.dtype == torch.float32
+    assert not torch.equal(rough, exact)
+    torch.testing.assert_close(rough, exact, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.slow
+def test_a_compiled_network_gives_the_same_logits(
+    network: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    rows, names = rows_of(some_images(8)), list(network.state_dict())
+    plain, fast = (logits_of(network, rows, compute_with(compile=wanted)) for wanted in (False, True))
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+    assert list(network.state_dict()) == names, "checkpoints must not change"
+
+
+def test_deterministic_algorithms_are_on_inside_only() -> None:
+    with computing("cpu", Numerics(deterministic=True)) as compute:
+        assert torch.are_deterministic_algorithms_enabled()
+        assert compute.device == torch.device("cpu")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_missing_gpu_is_an_error_that_names_the_fix() -> None:
+    with pytest.raises(DeviceError, match="no CUDA device is available here; use device: auto or cpu"):
+        resolve_device("cuda:1")
+
+
+def test_auto_is_the_best_device_there_is() -> None:
+    has_mps = torch.backends.mps.is_available()
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu")

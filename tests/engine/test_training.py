@@ -1,0 +1,237 @@
+"""The training loop; SGD against torch's, LARS and the schedules against their definitions written out."""
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.compute import CPU, Numerics, Watched, compute_with, rows_of
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from salcli.engine import batches as batches_module
+from salcli.engine.augmentation import Augmentation
+from salcli.engine.batches import Batch, Batches, EndlessRows, LabeledRows
+from salcli.engine.device import Compute, Processes
+from salcli.engine.training import (
+    TRUST,
+    BatchResult,
+    Lars,
+    Run,
+    Sgd,
+    drops,
+    momentum_sgd,
+    reproducible,
+    train,
+    warm_up_then_cosine,
+)
+from salcli.errors import TrainingError
+from salcli.progress import Silent
+
+N = 90
+
+
+@dataclass(frozen=True)
+class Config:
+    epochs: int = 4
+    batch_size: int = 20
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+
+
+DEFAULT = Config()
+
+
+def objective(network: nn.Module, batch: Batch) -> BatchResult:
+    images, labels, others = batch
+    logits = network(torch.cat([images, others]).float().flatten(1) / 255)
+    loss = cross_entropy(logits[: len(labels)], labels) - 0.1 * logits[len(labels) :].log_softmax(1).mean()
+    return BatchResult(loss, (logits[: len(labels)].argmax(1) == labels).sum())
+
+
+def small_run(
+    compute: Compute | None = None, config: Config = DEFAULT, *, augment: str = "flip-crop", **options: Any
+) -> Run:
+    """Three classes of images by their brightness, a source of others, augmentation and dropout."""
+    compute = compute or compute_with()
+    labels = torch.arange(N) % 3
+    noise = np.random.default_rng(0).integers(0, 40, (N, 1, 4, 4))
+    images = (labels.numpy()[:, None, None, None] * 100 + noise).astype(np.uint8)
+    with reproducible(0, "a test") as generator:
+        network = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
+    draws = torch.Generator().manual_seed(1)
+    others = EndlessRows(rows_of(255 - images[:7]), compute, generator)
+    training = LabeledRows(rows_of(images), labels, 3)
+    source = Batches(training, compute, Augmentation(augment, draws), {"others": others})
+    return Run(
+        network, objective, source, N, config, compute, generator, {"augment": draws, "others": others}, **options
+    )
+
+
+def weights_after(run: Run, *arguments: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    train(run, *(arguments or (Silent(),)))
+    return torch.cat([weight.detach().flatten() for weight in run.network.parameters()])
+
+
+class Memory:
+    """A keeper that keeps the state in memory."""
+
+    state: dict[str, Any] | None = None
+
+    def load(self) -> dict[str, Any] | None:
+        return self.state
+
+    def save(self, state: dict[str, Any]) -> None:
+        self.state = copy.deepcopy(state)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": momentum_sgd, "schedule": lambda o, n: drops(o, n, 0.5)}])
+def test_an_interrupted_run_resumes_to_the_same_weights(options: dict[str, Any]) -> None:
+    whole, keeper = weights_after(small_run(**options)), Memory()
+    with pytest.raises(KeyboardInterrupt):
+        weights_after(small_run(**options), Watched(stop_after=200), keeper)  # in the third epoch
+    torch.manual_seed(99)
+    watched = Watched()
+    resumed = weights_after(small_run(**options), watched, keeper)
+    assert torch.equal(resumed, whole)
+    assert watched.notes == ["resumes an interrupted run after epoch 2 of 4"]
+    assert (watched.skipped, watched.seen) == (160, 160)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_training_is_the_same_whether_samples_are_resident_or_read_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident = weights_after(small_run(config=Config(epochs=2)))
+    monkeypatch.setattr(batches_module, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(batches_module, "N_WORKERS", 1)
+    assert torch.equal(weights_after(small_run(config=Config(epochs=2))), resident)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.filterwarnings(
+    "ignore:Detected call of `lr_scheduler.step:UserWarning"
+)  # float16 skips steps that overflow
+def test_a_network_learns_in_every_precision(precision: str) -> None:
+    curve = train(small_run(compute_with(precision), Config(epochs=20), augment="none"), Silent())
+    assert [epoch.epoch for epoch in curve] == list(range(1, 21))
+    assert curve[-1].loss < curve[0].loss / 2
+    assert curve[-1].accuracy > 0.9
+
+
+def test_an_infinite_loss_is_an_error_that_names_the_epoch_and_the_learning_rate() -> None:
+    def breaks(network: nn.Module, batch: Batch) -> BatchResult:
+        return BatchResult(network(torch.full((1, 16), torch.inf)).sum(), torch.tensor(0))
+
+    with pytest.raises(TrainingError, match=r"NaN or infinite in epoch 1; .*\(lr is 0.1\)"):
+        train(replace(small_run(), objective=breaks), Silent())
+
+
+def test_batches_are_equal_parts_for_all_processes() -> None:
+    run = small_run(Compute(CPU, Numerics(), Processes(0, 3)), Config(batch_size=20))
+    assert (run.batch_size, run.n_batches, run.total_samples) == (18, 5, 4 * 5 * 18)
+    with pytest.raises(TrainingError, match="a batch of 2 cannot be shared by 3 processes; start fewer"):
+        _ = replace(run, params=Config(batch_size=2)).batch_size
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}])
+def test_sgd_is_torchs_to_the_last_bit_and_goes_on_from_its_state(options: dict[str, float]) -> None:
+    ends = []
+    for make in (Sgd, torch.optim.SGD):
+        weights = [nn.Parameter(torch.linspace(-1, 1, n)) for n in (3, 5)]
+        optimizer = make(weights, lr=0.1, **options)
+        for step in range(4):
+            optimizer.zero_grad()
+            sum((weight * step).sin().sum() for weight in weights).backward()
+            optimizer.step()
+            state = optimizer.state_dict()
+            optimizer = make(weights, lr=7.0, **options)
+            optimizer.load_state_dict(state)
+        ends.append(torch.cat([weight.detach() for weight in weights]))
+        assert all(weight.grad is not None and not weight.grad.requires_grad for weight in weights)
+    assert torch.equal(*ends)
+
+
+def gradients_of(weights: list[list[float]], step: int) -> list[list[float]]:
+    """Anything that changes with weights and step; the third layer has none."""
+    return [[math.sin(w + i + step) for i, w in enumerate(layer)] for layer in weights[:2]] + [[0.0, 0.0]]
+
+
+def slow_lars(weights: list[list[float]], rates: list[float], momentum: float, decay: float) -> list[list[float]]:
+    speed = [[0.0] * len(layer) for layer in weights]
+    for step, rate in enumerate(rates):
+        for at, gradient in enumerate(gradients_of(weights, step)):
+            layer = weights[at]
+            weight_norm, gradient_norm = (math.sqrt(sum(x * x for x in values)) for values in (layer, gradient))
+            local = 1.0
+            if weight_norm > 0 and gradient_norm > 0:
+                local = TRUST * weight_norm / (gradient_norm + decay * weight_norm)
+            for i in range(len(layer)):
+                speed[at][i] = momentum * speed[at][i] + local * (gradient[i] + decay * layer[i])
+            weights[at] = [w - rate * v for w, v in zip(layer, speed[at], strict=True)]
+    return weights
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-6, 0.1])
+def test_lars_is_what_its_paper_says(decay: float) -> None:
+    start = [[0.5, -1.0, 2.0], [0.0, 0.0], [1.0, 2.0]]  # an ordinary layer, one of zeros, one without a gradient
+    rates = [0.1, 1.0, 0.7, 0.2]
+    layers = [nn.Parameter(torch.tensor(layer, dtype=torch.float64)) for layer in start]
+    unused = nn.Parameter(torch.ones(2))
+    optimizer = Lars([*layers, unused], lr=1.0, momentum=0.9, weight_decay=decay)
+    for step, rate in enumerate(rates):
+        optimizer.param_groups[0]["lr"] = rate
+        values = [layer.tolist() for layer in layers]
+        for layer, gradient in zip(layers, gradients_of(values, step), strict=True):
+            layer.grad = torch.tensor(gradient, dtype=torch.float64)
+        optimizer.step()
+    expected = slow_lars([list(layer) for layer in start], rates, 0.9, decay)
+    for layer, values in zip(layers, expected, strict=True):
+        assert layer.tolist() == pytest.approx(values, rel=1e-7, abs=1e-12)
+    assert unused.tolist() == [1.0, 1.0]
+
+
+def test_the_length_of_a_gradient_does_not_matter_to_lars() -> None:
+    results = []
+    for scale in (1.0, 1000.0):
+        weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
+        optimizer = Lars([weight], lr=1.0, momentum=0.9, weight_decay=0.0)
+        weight.grad = scale * torch.tensor([0.3, -0.2], dtype=torch.float64)
+        optimizer.step()
+        results.append(weight.detach().clone())
+    torch.testing.assert_close(*results)
+
+
+def rates_of(make: Any, n_steps: int, **options: float) -> list[float]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
+    schedule = make(optimizer, n_steps, **options)
+    rates = []
+    for _ in range(n_steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+def test_warm_up_is_a_line_to_where_the_cosine_then_is() -> None:
+    rates = rates_of(warm_up_then_cosine, 100, warm_up_share=0.1, start=0.02)
+    assert rates[0] == pytest.approx(0.01)
+    cosine = [0.25 * (1 + math.cos(math.pi * step / 100)) for step in range(100)]
+    assert rates[10:] == pytest.approx(cosine[10:])
+    assert rates[5] == pytest.approx((0.01 + cosine[10]) / 2)
+    assert rates[-1] < 0.001
+
+
+def test_without_warm_up_it_is_torchs_cosine() -> None:
+    ours = rates_of(warm_up_then_cosine, 20, warm_up_share=0.0, start=0.1)
+    assert ours == pytest.approx(rates_of(torch.optim.lr_scheduler.CosineAnnealingLR, 20))
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 4, 7, 40, 100, 1330])
+def test_the_learning_rate_drops_at_60_75_and_90_percent(n_steps: int) -> None:
+    """Step by step, as the authors define it."""
+    expected = [0.5 * 0.2 ** sum(step / n_steps >= share for share in (0.6, 0.75, 0.9)) for step in range(n_steps)]
+    assert rates_of(drops, n_steps, factor=0.2) == pytest.approx(expected, rel=1e-15)

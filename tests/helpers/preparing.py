@@ -1,0 +1,44 @@
+"""Prepare one set in a test, or see it refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from salcli.artifacts.images import read_image_set
+from salcli.artifacts.layout import Workspace, prepared_set
+from salcli.data.samples import Samples
+from salcli.errors import DataError
+from salcli.params import DataParams, load_params
+from salcli.stages import prepare
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """Every file with its content."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def data_params(root: Path, id_name: str = "cifar10", ood: Iterable[str] = ("svhn",), **changes: Any) -> DataParams:
+    fixed = {"data.root": str(root), "data.id": id_name, "data.ood": list(ood)}
+    shape = {"data.image_size": 32, "data.channels": 3}
+    more = {f"data.{key}": value for key, value in changes.items()}
+    return load_params(REPOSITORY / "params.yaml", {**fixed, **shape, **more})[0].data
+
+
+def prepared(tmp_path: Path, params: DataParams, name: str) -> Samples:
+    workspace = Workspace(tmp_path / "workspace")
+    prepare.prepare_set(workspace, params, name)
+    return read_image_set(workspace.find(prepared_set(name)))
+
+
+def refused(tmp_path: Path, params: DataParams, name: str) -> str:
+    """The message, once it is sure that nothing was written."""
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, params, name)
+    assert not files(tmp_path / "workspace")
+    return str(caught.value)

@@ -1,0 +1,323 @@
+"""Backbones have the published shapes and names, compute what they should, and refuse what they cannot be."""
+
+import pytest
+import torch
+from helpers.networks import shaken, spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from salcli.errors import ModelError, UnknownNameError
+from salcli.models.backbones import FIXED, BasicBlock, WideBlock, build_backbone, check_backbone_name
+from salcli.models.network import Classifier
+
+
+def without_memory(name: str) -> Classifier:
+    """A network for ten classes on the meta device: shapes alone, so that large networks cost nothing."""
+    with torch.device("meta"):
+        return Classifier(spec(name))
+
+
+# --- published facts
+
+
+@pytest.mark.parametrize(
+    ("name", "n_parameters", "n_features"),
+    [
+        ("wrn-40-2", 2_243_546, 128),
+        ("wrn-28-10", 36_479_194, 640),
+        ("wrn-16-4", 2_748_890, 256),
+        ("resnet18", 11_173_962, 512),
+        ("resnet34", 21_282_122, 512),
+        ("torchvision:resnet50", 23_528_522, 2048),
+        ("torchvision:vit_b_16", 85_806_346, 768),
+    ],
+)
+def test_networks_for_ten_classes_have_the_published_size(name: str, n_parameters: int, n_features: int) -> None:
+    network = without_memory(name)
+    assert sum(parameter.numel() for parameter in network.parameters()) == n_parameters
+    assert network.n_features == network.backbone.n_features == n_features
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        (
+            "wrn-40-2",
+            {
+                "conv1.weight": (16, 3, 3, 3),
+                "block1.layer.0.bn1.running_mean": (16,),
+                "block1.layer.0.convShortcut.weight": (32, 16, 1, 1),
+                "block1.layer.5.conv2.weight": (32, 32, 3, 3),
+                "block2.layer.0.conv1.weight": (64, 32, 3, 3),
+                "block2.layer.0.convShortcut.weight": (64, 32, 1, 1),
+                "block3.layer.0.bn2.weight": (128,),
+                "block3.layer.5.conv1.weight": (128, 128, 3, 3),
+                "bn1.bias": (128,),
+            },
+        ),
+        (
+            "resnet18",
+            {
+                "conv1.weight": (64, 3, 3, 3),
+                "bn1.running_var": (64,),
+                "layer1.1.conv2.weight": (64, 64, 3, 3),
+                "layer2.0.shortcut.0.weight": (128, 64, 1, 1),
+                "layer2.0.shortcut.1.running_mean": (128,),
+                "layer4.1.bn2.weight": (512,),
+            },
+        ),
+    ],
+)
+def test_layers_are_named_and_shaped_as_in_published_state_dicts(name: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    weights = without_memory(name).backbone.state_dict()
+    assert {key: tuple(weights[key].shape) for key in shapes} == shapes
+
+
+@pytest.mark.parametrize(
+    ("name", "n_convolutions", "n_norms"),
+    [
+        ("wrn-40-2", 1 + 36 + 3, 36 + 1),  # stem, 18 blocks of two, shortcuts; before each in a block, and at the end
+        ("resnet18", 1 + 16 + 3, 1 + 16 + 3),  # stem, 8 blocks of two, shortcuts; after each
+        ("resnet34", 1 + 32 + 3, 1 + 32 + 3),
+    ],
+)
+def test_there_is_nothing_but_convolutions_and_batch_norms(name: str, n_convolutions: int, n_norms: int) -> None:
+    weights = without_memory(name).backbone.state_dict()
+    assert sum(tensor.ndim == 4 for tensor in weights.values()) == n_convolutions
+    assert len(weights) == n_convolutions + 5 * n_norms
+
+
+@given(n=st.integers(1, 3), width=st.integers(1, 3), channels=st.integers(1, 4), size=st.integers(4, 33))
+@settings(max_examples=15)
+def test_any_wide_resnet_has_the_depth_and_the_width_of_its_name(n: int, width: int, channels: int, size: int) -> None:
+    depth = 6 * n + 4
+    backbone = build_backbone(f"wrn-{depth}-{width}", channels)
+    convolutions = [key for key in backbone.state_dict() if "conv" in key and "Shortcut" not in key]
+    assert len(convolutions) == depth - 3  # the paper counts three shortcuts too
+    features = backbone.eval()(torch.rand(2, channels, size, size))
+    assert features.shape == (2, 64 * width)
+    assert (features >= 0).all()
+
+
+def test_weights_start_as_he_et_al_propose() -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone("wrn-16-4", 3)
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
+            assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
+            assert module.bias is None
+        elif isinstance(module, nn.BatchNorm2d):
+            assert (module.weight == 1).all()
+            assert (module.bias == 0).all()
+
+
+def test_dropout_reaches_every_block() -> None:
+    backbone = build_backbone("wrn-16-1", 3, 0.3)
+    assert [block.drop_rate for block in backbone.modules() if isinstance(block, WideBlock)] == [0.3] * 6
+
+
+# --- blocks, computed again by hand
+
+
+def by_hand_norm(maps: Tensor, norm: nn.Module) -> Tensor:
+    weights = norm.state_dict()
+    scale = weights["weight"] / (weights["running_var"] + 1e-5) ** 0.5
+    return (maps - weights["running_mean"][:, None, None]) * scale[:, None, None] + weights["bias"][:, None, None]
+
+
+def by_hand_convolution(maps: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """One output pixel after the other."""
+    size, margin = weight.shape[-1], weight.shape[-1] // 2
+    padded = functional.pad(maps, [margin] * 4)
+    pixels = range(0, maps.shape[-1], stride)
+    rows = [
+        torch.stack(
+            [torch.einsum("nchw,ochw->no", padded[:, :, y : y + size, x : x + size], weight) for x in pixels], 2
+        )
+        for y in pixels
+    ]
+    return torch.stack(rows, 2)
+
+
+@pytest.mark.parametrize(("n_in", "n_out", "stride"), [(3, 3, 1), (3, 5, 1), (3, 5, 2), (4, 4, 2)])
+def test_a_wide_block_is_what_the_paper_draws(n_in: int, n_out: int, stride: int) -> None:
+    torch.manual_seed(0)
+    block = shaken(WideBlock(n_in, n_out, stride, drop_rate=0.5)).eval()
+    maps = torch.randn(2, n_in, 6, 6)
+    weights = block.state_dict()
+    first = by_hand_norm(maps, block.bn1).clamp(min=0)
+    second = by_hand_norm(by_hand_convolution(first, weights["conv1.weight"], stride), block.bn2).clamp(min=0)
+    expected = by_hand_convolution(second, weights["conv2.weight"], 1)
+    if n_in == n_out and stride == 1:
+        expected = expected + maps
+    else:
+        expected = expected + by_hand_convolution(first, weights["convShortcut.weight"], stride)
+    torch.testing.assert_close(block(maps), expected)
+
+
+@pytest.mark.parametrize(("n_in", "n_out", "stride"), [(3, 3, 1), (3, 5, 2)])
+def test_a_basic_block_is_what_the_paper_draws(n_in: int, n_out: int, stride: int) -> None:
+    torch.manual_seed(0)
+    block = shaken(BasicBlock(n_in, n_out, stride)).eval()
+    maps = torch.randn(2, n_in, 6, 6)
+    weights = block.state_dict()
+    first = by_hand_norm(by_hand_convolution(maps, weights["conv1.weight"], stride), block.bn1).clamp(min=0)
+    second = by_hand_norm(by_hand_convolution(first, weights["conv2.weight"], 1), block.bn2)
+    around = maps
+    if stride != 1:
+        around = by_hand_norm(by_hand_convolution(maps, weights["shortcut.0.weight"], stride), block.shortcut[1])
+    torch.testing.assert_close(block(maps), (second + around).clamp(min=0))
+
+
+def test_the_perceptron_is_two_layers_on_two_coordinates() -> None:
+    backbone = build_backbone("mlp", 2)
+    points = torch.randn(7, 2, 1, 1)
+    first, second = (layer for layer in backbone.modules() if isinstance(layer, nn.Linear))
+    hidden = (points.reshape(7, 2) @ first.weight.T + first.bias).clamp(min=0)
+    torch.testing.assert_close(backbone(points), (hidden @ second.weight.T + second.bias).clamp(min=0))
+    assert (first.weight.shape, second.weight.shape) == ((32, 2), (32, 32))
+
+
+# --- torchvision
+
+
+def test_a_torchvision_model_without_its_head_gives_what_its_head_sees() -> None:
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    backbone = build_backbone("torchvision:resnet18", 3).eval()
+    torch.manual_seed(0)
+    model = resnet18(weights=None).eval()
+    seen: list[Tensor] = []
+    model.fc.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    images = torch.rand(2, 3, 40, 40)
+    model(images)
+    assert torch.equal(backbone(images), seen[0])
+
+
+def test_gray_images_are_shown_in_three_equal_channels() -> None:
+    torch.manual_seed(0)
+    gray = build_backbone("torchvision:resnet18", 1).eval()
+    images = torch.rand(2, 1, 32, 32)
+    assert torch.equal(gray(images), gray(torch.cat([images] * 3, dim=1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "n_features"),
+    [
+        ("alexnet", "classifier.6", 4096),
+        ("densenet121", "classifier", 1024),
+        ("efficientnet_b0", "classifier.1", 1280),
+        ("googlenet", "fc", 1024),
+        ("inception_v3", "fc", 2048),
+        ("maxvit_t", "classifier.5", 512),
+        ("swin_t", "head", 768),
+        ("vit_b_16", "heads.head", 768),
+    ],
+)
+def test_every_family_of_torchvision_gives_up_its_head(name: str, head: str, n_features: int) -> None:
+    with torch.device("meta"), torch.no_grad():
+        backbone = build_backbone(f"torchvision:{name}", 3).eval()
+        size = 299 if name == "inception_v3" else 224
+        assert backbone(torch.empty(2, 3, size, size)).shape == (2, n_features)
+    assert (backbone.head_names[0], backbone.n_features) == (head, n_features)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "message"),
+    [
+        (
+            "squeezenet1_1",
+            3,
+            r"torchvision:squeezenet1_1 does not end in a linear layer.*; use .* torchvision:resnet50$",
+        ),
+        ("fasterrcnn_resnet50_fpn", 3, r"torchvision:fasterrcnn_resnet50_fpn is not an image classifier; use"),
+        ("r3d_18", 3, r"is not an image classifier"),
+        ("quantized_resnet18", 3, r"is not an image classifier"),
+        ("resnet18", 4, r"torchvision:resnet18 takes images with 1 or 3 channels, got 4"),
+    ],
+)
+def test_a_torchvision_model_that_is_of_no_use_is_refused(name: str, channels: int, message: str) -> None:
+    with torch.device("meta"), pytest.raises(ModelError, match=message):
+        build_backbone(f"torchvision:{name}", channels)
+
+
+def test_an_unknown_torchvision_model_is_refused_with_the_nearest() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"^no torchvision classifier is called resnet5 \(did you mean resnet50\?\)"
+    ):
+        build_backbone("torchvision:resnet5", 3)
+
+
+@pytest.mark.parametrize("name", ["vit_b_16", "alexnet", "maxvit_t"])
+def test_images_of_a_size_that_a_model_cannot_take_are_refused(name: str) -> None:
+    with torch.device("meta"):
+        backbone = build_backbone(f"torchvision:{name}", 3).eval()
+        with pytest.raises(ModelError, match=rf"^torchvision:{name} cannot take images of 32×32 \(.+\); use another"):
+            backbone(torch.empty(2, 3, 32, 32))
+
+
+# --- names
+
+
+@pytest.mark.parametrize("name", [*FIXED, "wrn-10-1", "wrn-40-2", "wrn-28-10", "torchvision:resnet50"])
+def test_a_good_name_is_given_back(name: str) -> None:
+    assert check_backbone_name(name) == name
+
+
+BAD_NAMES: list[tuple[str, type[Exception], str]] = [
+    ("small-cn", UnknownNameError, r"^no backbone is called small-cn \(did you mean small-cnn\?\); known: mlp, "),
+    ("wrn40-2", UnknownNameError, r"did you mean wrn-40-2\?"),
+    ("WRN-40-2", UnknownNameError, r"no backbone is called WRN-40-2"),
+    ("wrn-40", UnknownNameError, r"did you mean wrn-40-2\?"),
+    ("wrn-40-2.5", UnknownNameError, r"did you mean wrn-40-2\?"),
+    ("wrn--40-2", UnknownNameError, r"did you mean wrn-40-2\?"),
+    ("wrn-" + "9" * 5000 + "-2", UnknownNameError, r"no backbone is called wrn-999"),
+    ("resnet20", UnknownNameError, r"did you mean resnet"),
+    ("torchvision", UnknownNameError, r"torchvision:NAME, timm:NAME, MODULE:NAME$"),
+    ("", UnknownNameError, r"^no backbone is called ''"),
+    ("torchvision:", ModelError, r"must be followed by a model's name, for example torchvision:resnet50"),
+    ("wrn-41-2", ModelError, r"depth must be 6n \+ 4 with n of at least 1, got 41; use wrn-40-2$"),
+    ("wrn-4-2", ModelError, r"got 4; use wrn-10-2$"),
+    ("wrn-0-0", ModelError, r"got 0; use wrn-10-1$"),
+    ("wrn-40-0", ModelError, r"width must be at least 1, got 0; use wrn-40-1 or a wider one$"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "error", "message"), BAD_NAMES, ids=[name[:12] for name, _, _ in BAD_NAMES])
+def test_a_bad_name_is_refused_when_it_is_checked_and_when_it_is_built(
+    name: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_backbone_name(name)
+    with pytest.raises(error, match=message):
+        build_backbone(name, 3)
+
+
+@given(st.integers(-3, 200), st.integers(-3, 5))
+def test_a_wide_resnet_is_taken_just_when_its_depth_is_6n_plus_4(depth: int, width: int) -> None:
+    if depth in range(10, 201, 6) and width >= 1:
+        assert check_backbone_name(f"wrn-{depth}-{width}")
+    else:
+        with pytest.raises((ModelError, UnknownNameError)):
+            check_backbone_name(f"wrn-{depth}-{width}")
+
+
+@pytest.mark.parametrize("drop_rate", [-0.1, 1.0, float("nan")])
+def test_a_drop_rate_out_of_range_is_refused(drop_rate: float) -> None:
+    with pytest.raises(ModelError, match=r"drop rate must be at least 0 and less than 1, got"):
+        build_backbone("wrn-10-1", 3, drop_rate)
+
+
+@pytest.mark.parametrize("name", [*FIXED, "torchvision:resnet18"])
+def test_a_drop_rate_that_would_do_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=rf"^{name} takes no drop rate, got 0.3; set it to 0 or use a wide ResNet"):
+        build_backbone(name, 3, 0.3)
+
+
+def test_a_perceptron_takes_no_images() -> None:
+    with pytest.raises(ModelError, match=r"mlp takes points \(images of 1×1\), got images of 8×8"):
+        build_backbone("mlp", 1)(torch.zeros(2, 1, 8, 8))

@@ -1,0 +1,205 @@
+"""Custom and timm networks: imported, hooked, fingerprinted, and refused with a reason."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.custom_networks import SHAPE, fresh_imports, write_networks
+
+from salcli.errors import ModelError
+from salcli.models.backbones import import_path
+from salcli.models.custom import (
+    ImportRefusedError,
+    check_may_import,
+    code_fingerprint,
+    find_head,
+    folder_of,
+    import_object,
+    make_importable,
+)
+from salcli.models.network import Classifier, NetworkSpec, check_custom_head
+from salcli.models.weights import load_weights
+
+
+@pytest.fixture(autouse=True)
+def _fresh_imports() -> Iterator[None]:
+    with fresh_imports():
+        yield
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    return write_networks(tmp_path)
+
+
+def spec(name: str, head: str, n_classes: int = 3) -> NetworkSpec:
+    return NetworkSpec(name, n_classes, (0.0,), (1.0,), head=head)
+
+
+# --- the network and its head
+
+
+def test_features_and_logits_are_those_of_the_network_itself(code: Path) -> None:
+    head = find_head("nets:Net", None, 3, SHAPE)
+    assert head == "out"
+    network = Classifier(spec("nets:Net", head)).eval()
+    theirs = sys.modules["nets"].Net(3).eval()
+    path = code / "net.pt"
+    torch.save(theirs.state_dict(), path)
+    assert load_weights(network, path).head_was_loaded
+    seen: list[torch.Tensor] = []
+    theirs.out.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    images = torch.randint(0, 256, (5, *SHAPE), dtype=torch.uint8)
+    expected = theirs(images / 255)
+    features, logits = network.features_and_logits(images)
+    torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(features, seen[0])
+
+
+def test_what_comes_after_the_head_does_not_matter(code: Path) -> None:
+    assert find_head("odd_ones:Softmaxed", None, 3, SHAPE) == "last"
+    network = Classifier(spec("odd_ones:Softmaxed", "last")).eval()
+    theirs = sys.modules["odd_ones"].Softmaxed()
+    torch.save({"model": theirs.state_dict()}, code / "net.pt")
+    load_weights(network, code / "net.pt")
+    images = torch.randint(0, 256, (5, *SHAPE), dtype=torch.uint8)
+    torch.testing.assert_close(network(images).log_softmax(1), theirs(images / 255)["logits"])
+    assert network.head.bias.tolist() == [0, 0, 0]  # theirs has none
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "reason"),
+    [
+        ("odd_ones:Twins", None, "several layers could be its head, the last linear layer; name it with --head"),
+        ("odd_ones:Twins", None, "its linear layers are: other (64 → 3), one (64 → 3)"),
+        ("odd_ones:Convolutional", None, "has no linear head: it has no nn.Linear at all"),
+        ("odd_ones:PerPixel", None, "no layer is clearly its head"),
+        ("odd_ones:PerPixel", "point", "point of odd_ones:PerPixel gets (2, 1, 8, 8) for 2 images, not one vector"),
+        ("odd_ones:Twins", "three", "three is not in odd_ones:Twins; its linear layers are"),
+        ("odd_ones:Convolutional", "conv", "conv is not a linear layer of odd_ones:Convolutional"),
+        ("odd_ones:Colour", None, "cannot take images of 1 × 8 × 8 (channels, height, width): RuntimeError: "),
+        ("odd_ones:broken", None, "odd_ones:broken() fails: OSError: no such luck (odd_ones.py, line "),
+        ("odd_ones:nothing", None, "odd_ones:nothing returns an object of type int, not a torch.nn.Module"),
+        ("odd_ones:lazy", None, "has lazy layers"),
+        ("odd_ones:ready", None, "odd_ones:ready is a network; name its class"),
+        ("odd_ones:number", None, "odd_ones:number is of type int; name a class"),
+        ("odd_ones:absent", None, "odd_ones has no absent; it has torch, nn, Softmaxed"),
+        ("absent_module:Net", None, "cannot be imported: ModuleNotFoundError: No module named 'absent_module'; start "),
+        (
+            "odd_ones.deeper:Net",
+            None,
+            "No module named 'odd_ones.deeper'; 'odd_ones' is not a package; check the module's name",
+        ),
+    ],
+)
+def test_a_network_that_cannot_be_used_says_why(code: Path, name: str, head: str | None, reason: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        find_head(name, head, 3, SHAPE)
+    assert reason in str(caught.value)
+
+
+def test_a_named_head_is_taken(code: Path) -> None:
+    assert find_head("odd_ones:Twins", "one", 3, SHAPE) == "one"
+    network = Classifier(spec("odd_ones:Twins", "one"))
+    assert network.features(torch.zeros(2, *SHAPE)).shape == (2, 64)
+
+
+def test_a_network_that_brings_its_weights_keeps_its_head(code: Path) -> None:
+    assert find_head("odd_ones:tied", None, 2, SHAPE) == "4"
+    torch.manual_seed(0)
+    network = Classifier(spec("odd_ones:tied", "4", n_classes=2))
+    torch.manual_seed(0)
+    theirs = sys.modules["odd_ones"].tied()
+    assert torch.equal(network.head.weight, theirs[4].weight)
+
+
+def test_a_head_for_other_classes_cannot_be_used_without_training(code: Path) -> None:
+    check_custom_head(Classifier(spec("odd_ones:five", "3", n_classes=5)))
+    with pytest.raises(ModelError, match=r"3, the head of odd_ones:five, is for 5 classes, the data have 2, so it"):
+        check_custom_head(Classifier(spec("odd_ones:five", "3", n_classes=2)))
+
+
+def test_timm_is_built_by_name_and_its_head_for_other_classes_is_dropped(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    assert find_head("timm:resnet10t", None, 3, (1, 32, 32)) == "fc"
+    source, target = (Classifier(spec("timm:resnet10t", "fc", n_classes)) for n_classes in (7, 3))
+    torch.save(
+        {
+            key.replace("backbone.body.", "").replace("head.", "fc."): value
+            for key, value in source.state_dict().items()
+        },
+        tmp_path / "pretrained.pt",
+    )
+    report = load_weights(target, tmp_path / "pretrained.pt")
+    assert (report.head_was_loaded, report.ignored) == (False, ("fc.weight", "fc.bias"))  # for other classes
+    assert torch.equal(source.backbone.body.conv1[0].weight, target.backbone.body.conv1[0].weight)
+    with pytest.raises(ModelError, match=r"timm has no model resnet_18 \(did you mean resnet18"):
+        find_head("timm:resnet_18", None, 3, SHAPE)
+
+
+# --- importing and fingerprinting code
+
+
+def test_a_message_names_what_was_to_be_imported(code: Path) -> None:
+    assert import_object("odd_ones:number", "method") == 3
+    assert import_object("odd_ones:nn.Linear", "network") is torch.nn.Linear
+    with pytest.raises(
+        ModelError, match=r"^the custom method odd_ones:absent: odd_ones has no absent; it has torch, nn"
+    ):
+        import_object("odd_ones:absent", "method")
+    with pytest.raises(ModelError, match=r"^the custom method knn must be written as MODULE:NAME"):
+        import_object("knn", "method")
+
+
+def test_a_module_that_ends_the_program_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    make_importable(tmp_path)
+    with pytest.raises(ModelError, match="leaves:Net cannot be imported: SystemExit: 0"):
+        find_head("leaves:Net", None, 3, SHAPE)
+
+
+def test_a_file_that_names_code_may_not_import_it_without_permission() -> None:
+    with pytest.raises(
+        ImportRefusedError, match=r"^some\.file uses custom code: .* nets:Net would be imported, .* --allow"
+    ):
+        check_may_import("nets:Net", "some.file", allowed=False)
+    check_may_import("nets:Net", "some.file", allowed=True)
+    check_may_import("timm:resnet18", "some.file", allowed=False)
+
+
+def test_a_colon_means_an_import_unless_a_library_precedes_it() -> None:
+    assert [import_path(name) for name in ("wrn-40-2", "torchvision:resnet50", "timm:vit_tiny")] == [None] * 3
+    assert import_path("mypkg.nets:resnet") == ("mypkg.nets", "resnet")
+    assert import_path("torchvision.models:resnet18") == ("torchvision.models", "resnet18")
+
+
+def test_the_fingerprint_sees_what_the_module_imports_beside_it_and_runs_nothing(tmp_path: Path) -> None:
+    package = tmp_path / "mypkg"
+    (package / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "nets.py").write_text("import torch\nfrom .deep import blocks\ndef make():\n    import helper\nboom()")
+    (package / "deep" / "__init__.py").write_text("")
+    (package / "deep" / "blocks.py").write_text("from .. import other\n")
+    for name in ("mypkg/other.py", "helper.py", "unrelated.py"):
+        (tmp_path / name).write_text("")
+    seen = {}
+    before = code_fingerprint("mypkg.nets:make", tmp_path)
+    for path in sorted(tmp_path.rglob("*.py")):
+        text = path.read_text()
+        path.write_text(text + "\n# changed\n")
+        seen[str(path.relative_to(tmp_path))] = code_fingerprint("mypkg.nets:make", tmp_path) != before
+        path.write_text(text)
+    assert {name for name, changed in seen.items() if not changed} == {"unrelated.py"}
+    assert "mypkg" not in sys.modules
+    assert code_fingerprint("small-cnn", tmp_path) == code_fingerprint("timm:resnet18", tmp_path) == ""
+
+
+def test_a_package_without_an_init_file_is_found_and_its_changes_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "plainpkg").mkdir()
+    (tmp_path / "plainpkg" / "nets.py").write_text("VALUE = 1\n")
+    assert folder_of("plainpkg.nets", [tmp_path / "elsewhere", tmp_path]) == tmp_path
+    before = code_fingerprint("plainpkg.nets:Net", tmp_path)
+    (tmp_path / "plainpkg" / "nets.py").write_text("VALUE = 2\n")
+    assert before != code_fingerprint("plainpkg.nets:Net", tmp_path)

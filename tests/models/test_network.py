@@ -1,0 +1,86 @@
+"""Classifiers: a head that is linear in the features, on every kind of backbone."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from helpers.networks import random_images, spec
+from torch import Tensor
+
+from salcli.models.network import Classifier, NetworkSpec, OodClassifier
+
+
+def outputs(network: Classifier, images: Tensor) -> tuple[Tensor, ...]:
+    """Class logits, and the OOD logit of a network that has one."""
+    result = network(images)
+    return (result,) if isinstance(result, Tensor) else result
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("small-cnn", (1, 8, 8)),
+        ("mlp", (2, 1, 1)),
+        ("resnet18", (3, 16, 16)),
+        ("wrn-10-2", (3, 32, 32)),
+        ("torchvision:mobilenet_v3_small", (1, 32, 32)),
+    ],
+)
+@pytest.mark.parametrize("kind", [Classifier, OodClassifier])
+def test_the_head_is_linear_in_the_features(name: str, shape: tuple[int, ...], kind: type[Classifier]) -> None:
+    torch.manual_seed(0)
+    network = kind(spec(name, 5, shape[0])).eval()
+    images = random_images(3, *shape)
+    features = network.features(images)
+    assert features.shape == (3, network.n_features)
+    logits, *further = outputs(network, images)
+    assert torch.equal(network.head(features), logits)
+    assert logits.shape == (3, 5)
+    assert [output.shape for output in further] == ([(3,)] if kind is OodClassifier else [])
+    assert torch.equal(outputs(network, images.float())[0], logits)
+    outputs(network.train(), images)[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in network.head.parameters())
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in network.parameters() if p.ndim == 4)
+
+
+def test_points_between_the_integers_are_told_apart() -> None:
+    torch.manual_seed(0)
+    network = Classifier(spec("mlp", 3, 2)).eval()
+    points = torch.tensor([[0.25, -3.5], [0.75, -3.5]])[:, :, None, None]
+    assert not torch.equal(*network.features(points))
+
+
+def test_dropout_is_random_in_training_and_absent_afterwards() -> None:
+    torch.manual_seed(0)
+    images = random_images(4, 3, 8, 8)
+    network = Classifier(spec("wrn-10-1", drop_rate=0.3))
+    assert not torch.equal(network(images), network(images))
+    network.eval()
+    assert torch.equal(network(images), network(images))
+    without = Classifier(spec("wrn-10-1"))
+    assert torch.equal(without(images), without(images))
+    without.load_state_dict(network.state_dict())
+    assert torch.equal(without.eval()(images), network(images))
+
+
+def test_a_network_is_built_again_from_its_spec_and_weights() -> None:
+    network = Classifier(spec("wrn-10-1", drop_rate=0.3)).eval()
+    again = Classifier(NetworkSpec.from_json(json.loads(json.dumps(asdict(network.spec))))).eval()
+    again.load_state_dict(network.state_dict())
+    assert again.spec == network.spec
+    images = random_images(2, 3, 8, 8)
+    assert torch.equal(again(images), network(images))
+
+
+def test_a_spec_without_a_drop_rate_has_none() -> None:
+    old = {key: value for key, value in asdict(spec("small-cnn")).items() if key != "drop_rate"}
+    assert NetworkSpec.from_json(json.loads(json.dumps(old))) == spec("small-cnn")
+
+
+def test_an_ood_classifier_starts_from_a_trained_classifier() -> None:
+    classifier = Classifier(spec("small-cnn", 5, 1)).eval()
+    network = OodClassifier.on_top_of(classifier).eval()
+    images = random_images(3, 1, 8, 8)
+    assert torch.equal(network(images)[0], classifier(images))
+    assert (Classifier.kind, OodClassifier.kind) == ("classifier", "ood-classifier")

@@ -1,0 +1,431 @@
+"""Given weights: published files load under all their usual names, other files are refused, and none is executed."""
+
+import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torchvision.models import get_model
+
+from salcli.errors import WeightsError
+from salcli.models.backbones import Backbone
+from salcli.models.network import Classifier, NetworkSpec, OodClassifier
+from salcli.models.weights import load_weights, our_names
+
+State = dict[str, Tensor]
+
+
+def network(name: str = "wrn-10-1", n_classes: int = 10, seed: int = 0, kind: type[Classifier] = Classifier) -> Any:
+    torch.manual_seed(seed)
+    built = kind(NetworkSpec(name, n_classes, (0.4, 0.5, 0.6), (0.25, 0.2, 0.3))).eval()
+    for key, tensor in built.state_dict().items():
+        if "running_" in key:  # as after training: fresh ones are all alike
+            tensor.copy_(torch.rand(tensor.shape) + 0.5)
+    return built
+
+
+def published(source: Classifier, head: str = "fc") -> State:
+    """As others store a network: one flat space of names."""
+    return {
+        key.removeprefix("backbone.").replace("head.", f"{head}.") if key.startswith("head.")
+        else key.removeprefix("backbone."): tensor.clone().contiguous()
+        for key, tensor in source.state_dict().items()
+    }  # fmt: skip
+
+
+def same_outputs(one: nn.Module, other: nn.Module) -> bool:
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return torch.equal(class_logits(one, images), class_logits(other, images))
+
+
+def class_logits(network: nn.Module, images: Tensor) -> Tensor:
+    result = network(images)
+    return result[0] if isinstance(network, OodClassifier) else result
+
+
+def snapshot(built: Classifier) -> State:
+    return {key: tensor.clone() for key, tensor in built.state_dict().items()}
+
+
+def refused(built: Classifier, path: Path) -> str:
+    """The message; the network is as it was."""
+    before = snapshot(built)
+    with pytest.raises(WeightsError) as caught:
+        load_weights(built, path)
+    after = built.state_dict()
+    assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
+    assert str(caught.value).startswith(str(path))
+    return str(caught.value)
+
+
+def checkpoint(source: Classifier, folder: Path) -> Path:
+    """Under the names that salcli stores a network with."""
+    save_file({key: tensor.contiguous() for key, tensor in source.state_dict().items()}, folder / "made.safetensors")
+    return folder / "made.safetensors"
+
+
+def stored(state: object, path: Path) -> Path:
+    torch.save(state, path)
+    return path
+
+
+@pytest.fixture
+def source() -> Classifier:
+    built: Classifier = network(seed=1)
+    return built
+
+
+@pytest.fixture
+def target() -> Classifier:
+    built: Classifier = network(seed=2)
+    return built
+
+
+# --- what is loaded
+
+
+WRAPPINGS: dict[str, Callable[[State], object]] = {
+    "bare": lambda state: state,
+    "ordered": OrderedDict,
+    "state_dict": lambda state: {"state_dict": state, "epoch": 3, "best": 0.9},
+    "model": lambda state: {"epoch": 3, "optimizer": {"state": {}}, "model": state},
+    "model_state_dict": lambda state: {"model_state_dict": state, "scheduler": None},
+    "net": lambda state: {"net": state, "acc": 95.1},
+    "network": lambda state: {"network": state},
+    "ema": lambda state: {"ema": state},
+    "two deep": lambda state: {"model": {"state_dict": state, "step": 7}},
+    "beside its average": lambda state: {"ema": {key: tensor + 1 for key, tensor in state.items()}, "model": state},
+    "beside something empty": lambda state: {"state_dict": {}, "model": state},
+}
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_weights_are_found_in_every_wrapping(
+    source: Classifier, target: Classifier, tmp_path: Path, wrapping: str
+) -> None:
+    path = stored(WRAPPINGS[wrapping](published(source)), tmp_path / "weights.pt")
+    report = load_weights(target, path)
+    assert report.n_loaded == len(source.state_dict())
+    assert (report.head_was_loaded, report.ood_head_was_loaded, report.ignored) == (True, False, ())
+    assert same_outputs(target, source)
+
+
+PREFIXES = [
+    "", "module.", "_orig_mod.", "model.", "backbone.", "net.", "network.",
+    "module._orig_mod.", "_orig_mod.module.", "model.model.", "module.model.backbone.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("head", ["fc", "linear", "classifier", "head"])
+@pytest.mark.parametrize("head_inside", [True, False])
+def test_every_prefix_and_every_name_of_the_head_is_understood(
+    source: Classifier, target: Classifier, tmp_path: Path, prefix: str, head: str, head_inside: bool
+) -> None:
+    state = {
+        key if key.startswith(f"{head}.") and not head_inside else prefix + key: tensor
+        for key, tensor in published(source, head).items()
+    }
+    save_file(state, tmp_path / "weights.safetensors")
+    assert load_weights(target, tmp_path / "weights.safetensors").head_was_loaded
+    assert same_outputs(target, source)
+
+
+def test_a_layer_that_is_really_called_like_a_prefix_keeps_its_name() -> None:
+    names = our_names(["module.net.0.weight", "module.fc.weight"], Backbone(), ["net.0.weight"])
+    assert names == {"module.net.0.weight": "backbone.net.0.weight", "module.fc.weight": "head.weight"}
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".pth.tar", ".ckpt"])
+def test_every_usual_suffix_and_format_of_torch_is_read(
+    source: Classifier, target: Classifier, tmp_path: Path, suffix: str, old_format: bool
+) -> None:
+    path = tmp_path / f"weights{suffix}"
+    torch.save(published(source), path, _use_new_zipfile_serialization=not old_format)
+    load_weights(target, path)
+    assert same_outputs(target, source)
+
+
+@pytest.mark.parametrize("name", ["small-cnn", "resnet18", "wrn-10-1", "torchvision:mobilenet_v2"])
+def test_a_checkpoint_of_salcli_is_read(tmp_path: Path, name: str) -> None:
+    source, target = network(name, seed=1), network(name, seed=2)
+    path = checkpoint(source, tmp_path)
+    report = load_weights(target, path)
+    assert report.n_loaded == len(source.state_dict())
+    assert all(torch.equal(tensor, target.state_dict()[key]) for key, tensor in source.state_dict().items())
+
+
+def test_an_ood_classifiers_output_is_loaded_if_the_network_has_one(tmp_path: Path) -> None:
+    source = network(seed=1, kind=OodClassifier)
+    path = checkpoint(source, tmp_path)
+    plain, with_output = network(seed=2), network(seed=2, kind=OodClassifier)
+    report = load_weights(plain, path)
+    assert (report.ood_head_was_loaded, set(report.ignored)) == (False, {"ood_head.weight", "ood_head.bias"})
+    assert load_weights(with_output, path).ood_head_was_loaded
+    assert torch.equal(with_output.ood_head.weight, source.ood_head.weight)
+    assert same_outputs(plain, source)
+
+
+def test_a_classifiers_weights_leave_the_ood_output_alone(source: Classifier, tmp_path: Path) -> None:
+    target = network(seed=2, kind=OodClassifier)
+    before = target.ood_head.weight.clone()
+    report = load_weights(target, stored(published(source), tmp_path / "weights.pt"))
+    assert (report.head_was_loaded, report.ood_head_was_loaded) == (True, False)
+    assert torch.equal(target.ood_head.weight, before)
+
+
+def test_without_a_head_in_the_file_the_networks_head_stays(
+    source: Classifier, target: Classifier, tmp_path: Path
+) -> None:
+    before = target.head.weight.clone()
+    state = {key: tensor for key, tensor in published(source).items() if not key.startswith("fc.")}
+    report = load_weights(target, stored(state, tmp_path / "weights.pt"))
+    assert (report.head_was_loaded, report.n_loaded) == (False, len(state))
+    assert torch.equal(target.head.weight, before)
+    assert torch.equal(target.backbone.bn1.running_var, source.backbone.bn1.running_var)
+
+
+def test_batch_counters_may_be_missing(source: Classifier, target: Classifier, tmp_path: Path) -> None:
+    state = {key: tensor for key, tensor in published(source).items() if "num_batches" not in key}
+    assert load_weights(target, stored(state, tmp_path / "weights.pt")).n_loaded == len(state)
+    assert same_outputs(target, source)
+
+
+def test_an_averaged_model_of_torch_is_read(source: Classifier, target: Classifier, tmp_path: Path) -> None:
+    averaged = torch.optim.swa_utils.AveragedModel(source)
+    report = load_weights(target, stored(averaged.state_dict(), tmp_path / "average.pt"))
+    assert report.ignored == ("n_averaged",)
+    assert same_outputs(target, source)
+
+
+def test_half_precision_is_loaded_as_single(source: Classifier, target: Classifier, tmp_path: Path) -> None:
+    load_weights(target, stored({key: tensor.half() for key, tensor in published(source).items()}, tmp_path / "w.pt"))
+    assert target.head.weight.dtype == torch.float32
+    assert torch.equal(target.head.weight, source.head.weight.half().float())
+
+
+def test_the_network_keeps_its_own_memory(source: Classifier, target: Classifier, tmp_path: Path) -> None:
+    """An optimiser or a wrapper that already holds the parameters sees the new values."""
+    parameter = target.backbone.conv1.weight
+    load_weights(target, stored(published(source), tmp_path / "weights.pt"))
+    assert target.backbone.conv1.weight is parameter
+    assert parameter.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(parameter, source.backbone.conv1.weight)
+
+
+# --- torchvision
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("resnet18", 64), ("mobilenet_v2", 64), ("densenet121", 64), ("swin_t", 64)],
+)
+def test_a_state_dict_of_torchvision_gives_torchvisions_outputs(tmp_path: Path, name: str, size: int) -> None:
+    torch.manual_seed(1)
+    model = get_model(name, weights=None, num_classes=7).eval()
+    built = network(f"torchvision:{name}", 7, seed=2)
+    report = load_weights(built, stored(model.state_dict(), tmp_path / "weights.pth"))
+    assert (report.head_was_loaded, report.n_loaded) == (True, len(model.state_dict()))
+    images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
+    normalised = (images / 255 - built.mean) / built.std
+    torch.testing.assert_close(built(images), model(normalised))
+
+
+@pytest.mark.parametrize("name", ["alexnet", "efficientnet_b0", "maxvit_t", "swin_t", "vit_b_16"])
+def test_the_names_of_every_family_of_torchvision_are_understood(name: str) -> None:
+    with torch.device("meta"):
+        built = Classifier(NetworkSpec(f"torchvision:{name}", 1000, (0.0,) * 3, (1.0,) * 3))
+        published_names = list(get_model(name, weights=None).state_dict())
+    body = [key.removeprefix("backbone.body.") for key in built.state_dict() if key.startswith("backbone.")]
+    expected = [key for key in built.state_dict() if key != "head.bias" or name != "maxvit_t"]  # its head has none
+    assert list(our_names(published_names, built.backbone, body).values()) == expected
+    assert built.backbone.head_has_bias == (name != "maxvit_t")
+
+
+@pytest.mark.parametrize(("name", "start"), [("googlenet", "aux"), ("inception_v3", "AuxLogits")])
+def test_auxiliary_heads_are_left_out(tmp_path: Path, name: str, start: str) -> None:
+    model = get_model(name, weights=None, num_classes=5, aux_logits=True, init_weights=False)
+    built = network(f"torchvision:{name}", 5)
+    report = load_weights(built, stored(model.state_dict(), tmp_path / "weights.pth"))
+    assert report.head_was_loaded
+    assert report.ignored == tuple(key for key in model.state_dict() if key.startswith(start))
+    assert torch.equal(built.head.weight, model.fc.weight)
+
+
+# --- what is refused
+
+
+def test_a_state_dict_of_another_network_is_refused_with_what_differs(tmp_path: Path) -> None:
+    path = stored(published(network("wrn-16-2")), tmp_path / "weights.pt")
+    message = refused(network("resnet18"), path)
+    head, *lines = message.splitlines()
+    assert head == f"{path} does not hold the weights of resnet18 with 10 classes"
+    n_missing = sum("num_batches" not in key for key in network("resnet18").state_dict() if "head" not in key) - 1 - 4
+    # conv1 and the four numbers of bn1 are in both
+    assert f"  missing ({n_missing}):" in lines
+    assert "    layer1.0.conv1.weight (64, 64, 3, 3)" in lines
+    assert "  of another shape (6):" in lines
+    assert "    conv1.weight (16, 3, 3, 3), not (64, 3, 3, 3)" in lines
+    assert "    fc.weight (10, 128), not (10, 512)" in lines
+    assert "    block1.layer.0.bn1.weight (16)" in lines
+    assert f"    and {n_missing - 8} more" in lines
+    assert lines[-1] == "set model.backbone to the network that the weights are of, or give other weights"
+    assert len(lines) == (1 + 8 + 1) * 2 + (1 + 6) + 1
+
+
+def test_a_deeper_network_has_too_much_and_a_shallower_one_too_little(tmp_path: Path) -> None:
+    deep, shallow = network("wrn-16-1"), network("wrn-10-1")
+    message = refused(shallow, stored(published(deep), tmp_path / "deep.pt"))
+    assert "  unexpected (36):\n    block1.layer.1.bn1.weight (16)\n" in message
+    assert "missing" not in message
+    assert "of another shape" not in message
+    message = refused(deep, stored(published(shallow), tmp_path / "shallow.pt"))
+    assert "  missing (30):\n    block1.layer.1.bn1.weight (16)\n" in message
+    assert "unexpected" not in message
+
+
+@pytest.mark.parametrize("head", ["fc", "module.linear"])
+def test_a_head_for_another_number_of_classes_is_said_to_be_just_that(tmp_path: Path, head: str) -> None:
+    state = {
+        key if key.startswith(head) else f"module.{key}": v
+        for key, v in published(network(n_classes=100), head).items()
+    }
+    path = stored(state, tmp_path / "weights.pt")
+    assert refused(network(), path) == (
+        f"{path} is for 100 classes ({head}.weight is (100, 64)), the ID data have 10; use weights for 10 classes, "
+        f"or take {head}.weight and {head}.bias out of the file: the head then starts from random weights"
+    )
+
+
+def test_another_network_for_another_number_of_classes_is_another_network(tmp_path: Path) -> None:
+    """The head alone would not help."""
+    path = stored(get_model("resnet18").state_dict(), tmp_path / "weights.pt")
+    message = refused(network("resnet18"), path)
+    assert "    conv1.weight (64, 3, 7, 7), not (64, 3, 3, 3)" in message
+    assert "    fc.weight (1000, 512), not (10, 512)" in message
+    assert "layer2.0.downsample.0.weight (128, 64, 1, 1)" in message
+
+
+def test_a_head_without_its_bias_is_refused(source: Classifier, target: Classifier, tmp_path: Path) -> None:
+    state = {key: tensor for key, tensor in published(source).items() if key != "fc.bias"}
+    assert "  missing (1):\n    head.bias (10)\n" in refused(target, stored(state, tmp_path / "weights.pt"))
+
+
+def test_two_networks_in_one_state_dict_are_not_mixed(source: Classifier, target: Classifier, tmp_path: Path) -> None:
+    state = published(source)
+    both = {**{f"model.{key}": t for key, t in state.items()}, **{f"module.{key}": t + 1 for key, t in state.items()}}
+    assert "unexpected" in refused(target, stored(both, tmp_path / "weights.pt"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda tensor: tensor * float("nan"), "holds NaN or infinity"),
+        (lambda tensor: tensor.to(torch.int64), "is of type int64"),
+        (lambda tensor: tensor.to(torch.complex64), "is of type complex64"),
+        (lambda tensor: tensor.to_sparse(), "is not a dense tensor of numbers"),
+        (lambda tensor: tensor.to("meta"), "is not a dense tensor of numbers"),
+    ],
+)
+def test_tensors_that_are_no_weights_are_refused(
+    source: Classifier, target: Classifier, tmp_path: Path, spoil: Callable[[Tensor], Tensor], message: str
+) -> None:
+    state = published(source)
+    state["fc.weight"] = spoil(state["fc.weight"])
+    told = refused(target, stored(state, tmp_path / "weights.pt"))
+    assert f"  unusable (1):\n    fc.weight {message}\n" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "holds a list, not a state dict"),
+        (torch.zeros(3), "holds a Tensor, not a state dict"),
+        ({}, "is empty"),
+        ({"state_dict": {}}, "no state dict under a name that salcli knows, but state_dict;"),
+        ({"teacher": {"a": torch.zeros(1)}, "epoch": 3}, "under a name that salcli knows, but teacher, epoch;"),
+        ({0: torch.zeros(1)}, "no state dict under a name that salcli knows, but 0;"),
+        ({"conv1.weight": [1.0, 2.0]}, "no state dict under a name that salcli knows, but conv1.weight;"),
+        ({"n_averaged": torch.tensor(1)}, "holds nothing that belongs to a network"),
+        ({"whatever": torch.zeros(1)}, "does not hold the weights of wrn-10-1 with 10 classes"),
+    ],
+)
+def test_a_file_without_a_state_dict_is_refused(
+    target: Classifier, tmp_path: Path, content: object, message: str
+) -> None:
+    assert message in refused(target, stored(content, tmp_path / "weights.pt"))
+
+
+class Malicious:
+    """Leaves a trace where it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.trace),)
+
+
+@pytest.mark.parametrize("form", ["new", "old", "pickle"])
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".safetensors"])
+def test_a_file_that_holds_code_is_refused_and_the_code_does_not_run(
+    target: Classifier, tmp_path: Path, form: str, suffix: str
+) -> None:
+    trace, path = tmp_path / "trace", tmp_path / f"weights{suffix}"
+    content = {"extra": Malicious(trace), "state_dict": {"a": torch.zeros(1)}}
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(content, protocol=2))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=form == "new")
+    message = refused(target, path)
+    if suffix == ".safetensors":
+        assert "is damaged or not a safetensors file" in message
+    else:
+        assert "mkdir, and salcli runs no code from files; if you trust its source, save" in message
+    assert "weights_only" not in message
+    assert not trace.exists()
+    with suppress(Exception):  # after the harm is done
+        path.rename(tmp_path / "trusted.pt")
+        torch.load(tmp_path / "trusted.pt", weights_only=False)
+    assert trace.exists(), "this file would have done no harm at all"
+
+
+def test_a_whole_pickled_network_is_refused_with_the_fix(target: Classifier, tmp_path: Path) -> None:
+    message = refused(target, stored(target, tmp_path / "weights.pt"))
+    assert "it asks for salcli.models.network.Classifier" in message
+    assert message.endswith("save the weights alone: torch.save(network.state_dict(), path)")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.999])
+def test_a_truncated_file_is_refused(
+    source: Classifier, target: Classifier, tmp_path: Path, suffix: str, share: float
+) -> None:
+    path = tmp_path / f"weights{suffix}"
+    (save_file if suffix == ".safetensors" else torch.save)(published(source), path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    assert "is damaged or not a " in refused(target, path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04", b"\x80\x02.", b"\x80\x05N.", b"\x00" * 99]
+)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_file_of_another_kind_is_refused(target: Classifier, tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"weights{suffix}"
+    path.write_bytes(content)
+    assert "weights_only" not in refused(target, path)
+
+
+def test_a_missing_file_and_a_folder_are_refused(target: Classifier, tmp_path: Path) -> None:
+    assert "does not exist; give the path of a .safetensors, .pt or .pth file" in refused(target, tmp_path / "none.pt")
+    assert "is a folder, not a file" in refused(target, tmp_path)

@@ -1,0 +1,286 @@
+"""`salcli prepare`: what is read, counted, refused and written."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.fake_data import lay_out as lay_out_sets
+from helpers.preparing import REPOSITORY, data_params, files, prepared, refused
+from own_images import lay_out, picture, save
+from PIL import Image
+
+from salcli.artifacts import layout
+from salcli.artifacts.fingerprint import fingerprint_of_listing
+from salcli.artifacts.images import read_file_names, read_image_set, read_made_with
+from salcli.artifacts.layout import Workspace, prepared_set
+from salcli.artifacts.splits import read_id_split, read_ood_test, read_wild_source
+from salcli.data.folders import read_from_custom
+from salcli.errors import DataError
+from salcli.params import DataParams, load_params
+from salcli.stages import prepare
+from salcli.stages.diagnosis import known_truth
+from salcli.stages.inputs import ood_test_images, unseen_ood_images, wild_images
+
+SIZE = 8
+SHARES = {"train": 0.6, "calibration": 0.2, "wild": 0, "test": 0.2}
+OWN = {
+    "data.id": "labeled", "data.ood": ["unlabeled"], "data.test_ood": ["known-odd"], "data.pi": "unknown",
+    "data.id_shares": SHARES, "data.on_bad_image": "skip",
+}  # fmt: skip
+
+
+def custom_params(photos: Path, **changes: Any) -> DataParams:
+    places = {name: str(photos / name) for name in ("labeled", "unlabeled", "known-odd")}
+    more = {f"data.{key}": value for key, value in changes.items()}
+    return load_params(REPOSITORY / "params.yaml", {**OWN, "data.own": places, **more})[0].data
+
+
+def all_prepared(root: Path, params: DataParams, seed: int = 0) -> Workspace:
+    workspace = Workspace(root)
+    for name in (params.id, *params.ood):
+        prepare.prepare_set(workspace, params, name)
+    for name in params.test_ood:
+        prepare.prepare_unseen_set(workspace, params, name)
+    prepare.prepare_split(workspace, params, seed)
+    return workspace
+
+
+def lay(root: Path, *names: str) -> None:
+    """Images of gray 0, 1, 2, … at the given paths."""
+    for value, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((SIZE, SIZE, 3), value, np.uint8)).save(root / name)
+
+
+# --- sets
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["a/1.png"], "cifar10 has one class only (a); ID data need at least two, a folder for each"),
+        (
+            ["1.png"],
+            "cifar10 has no labels, so it cannot be the ID set; put its images into one folder a class, "
+            "or `labels` into its .npz file",
+        ),
+    ],
+)
+def test_a_set_without_classes_serves_as_ood_only(tmp_path: Path, names: list[str], reason: str) -> None:
+    lay(tmp_path / "root" / "cifar10", *names)
+    assert refused(tmp_path, data_params(tmp_path / "root", image_size=SIZE), "cifar10") == reason
+    ood = data_params(tmp_path / "root", "svhn", ood=["cifar10"], image_size=SIZE)
+    assert len(prepared(tmp_path, ood, "cifar10")) == 1
+
+
+def test_the_plane_is_split_into_the_sizes_of_the_paper(tmp_path: Path) -> None:
+    params = data_params(
+        tmp_path, "gaussians-2d", ["ring-2d", "cluster-2d"], image_size=1, channels=2, pi=0.1,
+        id_shares={"train": 0.2, "calibration": 0.2, "wild": 0.6, "test": "official"},
+    )  # fmt: skip
+    workspace = Workspace(tmp_path)
+    for name in (params.id, *params.ood):
+        prepare.prepare_set(workspace, params, name)
+    assert prepare.prepare_split(workspace, params, 0).counts == {
+        "train": 3_000, "calibration": 3_000, "wild": 9_000, "test": 3_000,
+    }  # fmt: skip
+    for ood in params.ood:
+        counts = prepare.prepare_wild(workspace, params, ood, 0).counts
+        assert counts == {"wild": 10_000, "of it OOD": 1_000, "OOD test": 1_000}
+
+
+@pytest.fixture
+def svhn(tmp_path: Path) -> Path:
+    lay_out_sets(tmp_path / "workspace" / "pile", ["svhn"], 2)
+    return tmp_path / "workspace" / "pile"
+
+
+def test_the_environment_variable_wins_over_the_root(
+    svhn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SALCLI_DATA", str(svhn))
+    assert len(prepared(tmp_path, data_params(tmp_path), "svhn")) == 30
+
+
+def test_the_root_is_relative_to_the_workspace_or_to_home(
+    svhn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(prepared(tmp_path, data_params(Path("pile")), "svhn")) == 30
+    monkeypatch.setenv("HOME", str(tmp_path / "workspace"))
+    assert len(prepared(tmp_path, data_params(Path("~/pile")), "svhn")) == 30
+
+
+# --- bad images
+
+
+@pytest.fixture
+def with_bad_images(tmp_path: Path) -> Path:
+    """Class a has 5 images, three of them bad; class b has 2 good ones."""
+    root = tmp_path / "root"
+    lay(root / "cifar10", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    (root / "cifar10" / "a" / "empty.png").write_bytes(b"")
+    (root / "cifar10" / "a" / "foreign.jpg").write_bytes(b"<html>not found</html>")
+    short = root / "cifar10" / "a" / "short.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)).save(short)
+    short.write_bytes(short.read_bytes()[:150])
+    return root
+
+
+def test_bad_images_can_be_left_out_and_are_counted(with_bad_images: Path, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "workspace")
+    params = data_params(with_bad_images, image_size=SIZE, on_bad_image="skip")
+    done = prepare.prepare_set(workspace, params, "cifar10")
+    assert done.counts == {"images": 4, "classes": 2, "skipped": 3}
+    assert done.note.startswith("cifar10 without cifar10/a/empty.png (it is empty), cifar10/a/foreign.jpg (it is not ")
+    found = workspace.find(prepared_set("cifar10"))
+    image_set = read_image_set(found)
+    assert image_set.array[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert image_set.labels is not None
+    assert image_set.labels.tolist() == [0, 0, 1, 1]
+    about = read_made_with(found)
+    assert about["n_skipped"] == 3
+    assert about["skipped"] == ["cifar10/a/empty.png", "cifar10/a/foreign.jpg", "cifar10/a/short.png"]
+    assert list(files(tmp_path / "workspace")) == ["data/prepared/cifar10.h5"]
+    # as small as if the bad ones had never been there
+    for name in ("empty.png", "foreign.jpg", "short.png"):
+        (with_bad_images / "cifar10" / "a" / name).unlink()
+    prepare.prepare_set(Workspace(tmp_path / "clean"), params, "cifar10")
+    sizes = [(tmp_path / place / prepared_set("cifar10").name).stat().st_size for place in ("workspace", "clean")]
+    assert abs(sizes[0] - sizes[1]) < 200
+
+
+def test_a_class_or_set_of_bad_images_only_is_refused_also_where_they_are_skipped(
+    with_bad_images: Path, tmp_path: Path
+) -> None:
+    params = data_params(with_bad_images, image_size=SIZE, on_bad_image="skip")
+    for name in ("1.png", "2.png"):
+        (with_bad_images / "cifar10" / "a" / name).unlink()
+    message = refused(tmp_path, params, "cifar10")
+    assert message.startswith("cifar10: no image of class a could be decoded; cifar10 without cifar10/a/empty.png")
+    (with_bad_images / "textures").mkdir()
+    (with_bad_images / "textures" / "1.jpg").write_bytes(b"?")
+    assert "textures: no image could be decoded; textures without textures/1.jpg" in refused(
+        tmp_path, params, "textures"
+    )
+
+
+def test_names_that_are_no_text_are_kept_and_can_be_shown(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    lay(root / "cifar10", "a/1.png", os.fsdecode(b"b\xff/1.png"))
+    params = data_params(root, image_size=SIZE, on_bad_image="skip")
+    assert prepared(tmp_path, params, "cifar10").class_names == ("a", os.fsdecode(b"b\xff"))
+    (root / "cifar10" / "a" / os.fsdecode(b"\xff.png")).write_bytes(b"")
+    done = prepare.prepare_set(Workspace(tmp_path / "workspace"), params, "cifar10")
+    assert done.note == "cifar10 without cifar10/a/\ufffd.png (it is empty)"
+    with pytest.raises(DataError, match="a/\ufffd\\.png cannot be decoded: it is empty"):
+        prepare.prepare_set(Workspace(tmp_path), data_params(root, image_size=SIZE), "cifar10")
+
+
+# --- custom sets
+
+
+def test_the_names_of_files_are_kept_with_their_images(tmp_path: Path) -> None:
+    photos = lay_out(tmp_path)
+    odd_name = os.fsdecode(b'caf\xe9 "1"\n.png')
+    save(photos / "labeled" / "b" / odd_name, picture("b", np.random.default_rng(9)))
+    workspace = all_prepared(tmp_path / "w", custom_params(photos))
+    names = read_file_names(workspace.find(layout.prepared_set("labeled")))
+    assert len(names) == len(read_image_set(workspace.find(layout.prepared_set("labeled")))) == 41
+    assert names[0] == "a/0.png"
+    assert f"b/{odd_name}" in names
+
+
+def test_a_changed_list_or_file_or_linked_folder_changes_the_fingerprint(tmp_path: Path) -> None:
+    photos = lay_out(tmp_path, 5, 4, 2)
+    listed = tmp_path / "list.csv"
+    listed.write_text("photos/labeled/a/0.png,a\n")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "c").symlink_to(photos / "labeled" / "a")
+    for place in (listed, tmp_path / "linked"):
+        before = fingerprint_of_listing(read_from_custom("mine", place))
+        os.utime(photos / "labeled" / "a" / "0.png", (1, 1))
+        assert fingerprint_of_listing(read_from_custom("mine", place)) != before
+        os.utime(photos / "labeled" / "a" / "0.png")
+    before = fingerprint_of_listing(read_from_custom("mine", listed))
+    listed.write_text("photos/labeled/a/0.png,b\n")
+    assert fingerprint_of_listing(read_from_custom("mine", listed)) != before
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_picture_is_in_two_parts_whatever_is_copied_where(tmp_path: Path, seed: int) -> None:
+    """The slow truth: the pixels themselves, of every part."""
+    photos = lay_out(tmp_path)
+    first = (photos / "labeled" / "a" / "0.png").read_bytes()
+    for copy in ("labeled/a/copy.png", "labeled/b/copy.png", "unlabeled/copy.png", "known-odd/copy.png"):
+        (photos / copy).write_bytes(first)
+    (photos / "known-odd" / "wild.png").write_bytes((photos / "unlabeled" / "day 0" / "3.png").read_bytes())
+    params = custom_params(photos)
+    workspace = all_prepared(tmp_path / "w", params, seed)
+    mixed = prepare.prepare_wild(workspace, params, "unlabeled", seed)
+    assert mixed.counts == {"wild": 24, "OOD test": 0}
+    assert mixed.note == "unlabeled: 1 images are in labeled as well, pixel by pixel, and are left out"
+
+    id_images = read_image_set(workspace.find(layout.prepared_set("labeled"))).array
+    wild_images = read_image_set(workspace.find(layout.prepared_set("unlabeled"))).array
+    split = read_id_split(workspace.find(layout.id_split(seed)))
+    found = workspace.find(layout.wild_mixture("unlabeled", seed))
+    unseen = unseen_ood_images(workspace, params, "known-odd", seed, "unlabeled")
+    parts = {part: {id_images[i].tobytes() for i in index} for part, index in vars(split).items()}
+    assert parts.pop("wild") == set()
+    parts["wild"] = {wild_images[i - len(id_images)].tobytes() for i in read_wild_source(found)}
+    parts["test OOD"] = {image.numpy().tobytes() for image in unseen.read(slice(None))}
+    assert {name: len(part) for name, part in parts.items()} == {
+        "train": 24, "calibration": 8, "test": 8, "wild": 24, "test OOD": 8,
+    }  # fmt: skip
+    assert len(set.union(*parts.values())) == sum(len(part) for part in parts.values())
+    assert len(read_ood_test(found)) == 0
+    assert known_truth(workspace, 24, "unlabeled", seed) is None
+
+
+def test_wild_data_that_are_all_id_data_are_refused(tmp_path: Path) -> None:
+    photos = lay_out(tmp_path)
+    params = custom_params(photos, own={"labeled": str(photos / "labeled"), "unlabeled": str(photos / "labeled" / "a"),
+                                     "known-odd": str(photos / "known-odd")})  # fmt: skip
+    workspace = all_prepared(tmp_path / "w", params)
+    with pytest.raises(DataError, match="all wild images are ID images, too"):
+        prepare.prepare_wild(workspace, params, "unlabeled", 0)
+
+
+def test_a_test_set_that_was_seen_is_refused(tmp_path: Path) -> None:
+    photos = lay_out(tmp_path)
+    own = {name: str(photos / name) for name in ("labeled", "unlabeled")}
+    params = custom_params(photos, own={**own, "known-odd": str(photos / "unlabeled" / "day 1")})
+    workspace = all_prepared(tmp_path / "w", params)
+    prepare.prepare_wild(workspace, params, "unlabeled", 0)
+    with pytest.raises(DataError, match="all 8 images of known-odd are in the ID data or in the wild data"):
+        unseen_ood_images(workspace, params, "known-odd", 0, "unlabeled")
+
+
+def test_a_custom_set_can_be_mixed_with_a_known_share(tmp_path: Path) -> None:
+    photos = lay_out(tmp_path)
+    shares = {"train": 0.4, "calibration": 0.2, "wild": 0.2, "test": 0.2}
+    params = custom_params(photos, pi=0.5, id_shares=shares, ood=["known-odd"], test_ood=[])
+    workspace = all_prepared(tmp_path / "w", params)
+    mixed = prepare.prepare_wild(workspace, params, "known-odd", 0)
+    assert mixed.counts == {"wild": 12, "of it OOD": 6, "OOD test": 2}
+    truth = known_truth(workspace, 12, "known-odd", 0)
+    assert truth is not None
+    assert int(truth.sum()) == 6
+
+
+def test_copies_in_a_custom_set_are_never_wild_and_test_at_once(tmp_path: Path) -> None:
+    photos = lay_out(tmp_path)
+    for path in sorted((photos / "known-odd").glob("*.png")):
+        (photos / "known-odd" / f"copy of {path.name}").write_bytes(path.read_bytes())
+    shares = {"train": 0.4, "calibration": 0.2, "wild": 0.2, "test": 0.2}
+    params = custom_params(photos, pi=0.5, id_shares=shares, ood=["known-odd"], test_ood=["known-odd"])
+    workspace = all_prepared(tmp_path / "w", params)
+    assert prepare.prepare_wild(workspace, params, "known-odd", 0).counts["OOD test"] == 2
+    wild = {image.numpy().tobytes() for image in wild_images(workspace, "labeled", "known-odd", 0).read(slice(None))}
+    for test in (
+        ood_test_images(workspace, "known-odd", 0),
+        unseen_ood_images(workspace, params, "known-odd", 0),  # as the unseen set of another experiment
+    ):
+        assert not wild & {image.numpy().tobytes() for image in test.read(slice(None))}

@@ -1,0 +1,368 @@
+"""Custom data: what is found, what is planned, and what is refused before anything is written."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.custom_images import NETWORK, lay_out, picture, save
+
+from salcli.data.splits import split_id
+from salcli.errors import DataError, ModelError, ParamsError, ProjectError, SalError
+from salcli.params.presets import preset
+from salcli.params.schema import Params, load_params
+from salcli.progress import Silent
+from salcli.project.init import create
+from salcli.project.planning import NetworkOptions, Plan, channel_values, check_enough, image_size, plan_project
+
+
+def planned(folder: Path, photos: Path, **changes: Any) -> Plan:
+    """The plan for photos/labeled and photos/unlabeled."""
+    arguments: dict[str, Any] = {
+        "assigned": {},
+        "id_path": photos / "labeled",
+        "wild_path": photos / "unlabeled",
+        "test_paths": [],
+        "network": None,
+    }
+    return plan_project(folder, preset("default"), progress=Silent(), **{**arguments, **changes})
+
+
+def params_of(folder: Path, photos: Path, **changes: Any) -> Params:
+    """The params.yaml of a project that was created by the plan."""
+    create(folder, preset("default"), planned(folder, photos, **changes).values, dvc=False, custom=True)
+    return load_params(folder / "params.yaml")[0]
+
+
+def denied(folder: Path, photos: Path, kind: type[SalError] = DataError, **changes: Any) -> str:
+    with pytest.raises(kind) as error:
+        planned(folder, photos, **changes)
+    assert not folder.exists()
+    return str(error.value)
+
+
+def bad_files(plan: Plan) -> dict[str, str]:
+    return {one.shown(path): reason for one in plan.data.sets for path, reason in one.look.bad}
+
+
+def copies(plan: Plan) -> list[tuple[str, str, list[str]]]:
+    return [(one.of.name, one.other, [one.of.shown(path) for path in one.paths]) for one in plan.data.copies]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return lay_out(tmp_path)
+
+
+# --- what is found and planned
+
+
+def test_two_folders_make_a_project(photos: Path, tmp_path: Path) -> None:
+    plan = planned(tmp_path / "d", photos, test_paths=[photos / "known-odd"])
+    assert [(one.name, len(one.source)) for one in plan.data.sets] == [
+        ("labeled", 40), ("unlabeled", 24), ("known-odd", 8),
+    ]  # fmt: skip
+    assert (plan.data.id.look.smallest, plan.data.id.look.is_gray) == ((8, 8), True)
+    assert [choice.what for choice in plan.choices] == ["split", "images", "network", "train-id", "train-ood"]
+    params = params_of(tmp_path / "d", photos, test_paths=[photos / "known-odd"])
+    data = params.data
+    assert data.custom == {name: str(photos / name) for name in ("labeled", "unlabeled", "known-odd")}
+    assert (data.id, data.ood, data.test_ood, data.pi) == ("labeled", ("unlabeled",), ("known-odd",), ("unknown",))
+    assert (data.image_size, data.channels, data.on_bad_image) == (8, 1, "skip")
+    assert data.id_shares.model_dump() == {"train": 0.6, "calibration": 0.2, "wild": 0, "test": 0.2}
+    assert (params.rivals, params.seeds, params.model.backbone) == ((), (0,), "small-cnn")
+    readme = (tmp_path / "d" / "README.md").read_text()
+    assert "A detector of outliers for custom data. Created by `salcli init --id … --wild …`." in readme
+    assert "fetch" not in readme
+
+
+def test_what_the_user_sets_overrides_the_plan_and_is_shown(photos: Path, tmp_path: Path) -> None:
+    assigned = {"data.image_size": 16, "seeds": [3], "train_id.epochs": 4, "train_ood.batch_size": 16}
+    plan = planned(tmp_path / "d", photos, assigned=assigned)
+    shown = {choice.what: f"{choice.chosen} {choice.why}" for choice in plan.choices}
+    assert shown["images"] == "16 × 16, 1 channel as you set it"
+    assert shown["train-id"].startswith("4 epochs, batch 32")
+    assert "epochs, batch 16 + 16" in shown["train-ood"]
+    assert "train_id.epochs is 4, as you set it" in plan.notes
+    params = params_of(tmp_path / "d", photos, assigned=assigned)
+    assert (params.data.image_size, params.seeds, params.train_id.epochs) == (16, (3,), 4)
+
+
+def test_few_calibration_images_are_warned_of(photos: Path, tmp_path: Path) -> None:
+    (warning,) = planned(tmp_path / "d", photos).warnings
+    assert warning.startswith("only 8 calibration images set the filter's threshold")
+
+
+def test_images_inside_the_project_move_with_it(tmp_path: Path) -> None:
+    photos = lay_out(tmp_path / "d")
+    assert params_of(tmp_path / "d", photos).data.custom["labeled"] == "photos/labeled"
+
+
+def test_an_official_split_is_kept(tmp_path: Path) -> None:
+    photos, rng = lay_out(tmp_path), np.random.default_rng(5)
+    (photos / "labeled").rename(photos / "train")
+    (photos / "labeled").mkdir()
+    (photos / "train").rename(photos / "labeled" / "train")
+    for kind in "ab":
+        save(photos / "labeled" / "test" / kind / "1.png", picture(kind, rng))
+    plan = planned(tmp_path / "d", photos)
+    assert "test as given" in plan.choices[0].chosen
+    shares = {key: plan.values[f"data.id_shares.{key}"] for key in ("train", "calibration", "wild", "test")}
+    assert shares == {"train": 0.8, "calibration": 0.2, "wild": 0, "test": "official"}
+
+
+def test_a_list_can_be_the_id_set(photos: Path, tmp_path: Path) -> None:
+    lines = [f"{path.relative_to(tmp_path)},{path.parent.name},train" for path in (photos / "labeled").rglob("*.png")]
+    labels = tmp_path / "Mes étiquettes.csv"
+    labels.write_text("\n".join(["path,label,split", *lines]))
+    plan = planned(tmp_path / "d", photos, id_path=labels)
+    assert (plan.data.id.name, len(plan.data.id.source)) == ("mes-etiquettes", 40)
+    assert plan.values["data.id_shares.test"] == 0.2  # the list calls all of them train
+
+
+def test_bad_files_and_copies_are_named_and_left_out(photos: Path, tmp_path: Path) -> None:
+    (photos / "labeled" / "a" / "empty.png").write_bytes(b"")
+    (photos / "labeled" / "b" / "short.png").write_bytes((photos / "labeled" / "b" / "0.png").read_bytes()[:60])
+    (photos / "labeled" / "notes.txt").write_text("x")
+    (photos / "unlabeled" / "copy.png").write_bytes((photos / "labeled" / "a" / "3.png").read_bytes())
+    (photos / "labeled" / "a" / "twin.png").write_bytes((photos / "labeled" / "a" / "4.png").read_bytes())
+    os.mkfifo(photos / "unlabeled" / "day 0" / "pipe.png")  # opening it would wait forever
+    plan = planned(tmp_path / "d", photos)
+    assert {*bad_files(plan)} == {"a/empty.png", "b/short.png", "day 0/pipe.png"}
+    assert plan.data.id.n_other_files == 1
+    assert copies(plan) == [("labeled", "labeled", ["a/twin.png"]), ("unlabeled", "labeled", ["copy.png"])]
+    assert len(plan.data.id.source) == 41
+    assert len(plan.data.without_copies(plan.data.id)) == 40
+    assert "24 and 8 images" in plan.choices[0].why
+
+
+NAMES = ["with space", "quo\"te's", "ünï ☃", "new\nline", "$(touch x)", "[red]", os.fsdecode(b"no\xfftext")]
+
+
+def test_names_are_only_names(tmp_path: Path) -> None:
+    photos, rng = lay_out(tmp_path, n_labeled=0), np.random.default_rng(1)
+    for name in NAMES:
+        for i in range(6):
+            save(photos / "labeled" / name / f"{name} {i}.png", picture("a", rng))
+        save(photos / "unlabeled" / name / f"{name}.png", picture("odd", rng))
+    (photos / "labeled" / NAMES[3] / f"bad {NAMES[3]}.png").write_bytes(b"")
+    (photos / "unlabeled").rename(photos / NAMES[1])
+    params = params_of(tmp_path / "d", photos, wild_path=photos / NAMES[1])
+    assert params.data.custom["quo-te-s"] == str(photos / NAMES[1])
+    assert not Path("x").exists()
+
+
+def test_links_in_circles_end(photos: Path, tmp_path: Path) -> None:
+    (photos / "labeled" / "a" / "up").symlink_to(photos / "labeled")
+    (photos / "unlabeled" / "self").symlink_to(".")
+    (photos / "unlabeled" / "loop.png").symlink_to("loop.png")
+    plan = planned(tmp_path / "d", photos)
+    assert [len(one.source) for one in plan.data.sets] == [40, 24]
+    assert bad_files(plan) == {"loop.png": "too many levels of symbolic links"}
+
+
+def test_wild_data_around_the_labeled_data_lose_them(photos: Path, tmp_path: Path) -> None:
+    plan = planned(tmp_path / "d", photos, wild_path=photos)
+    assert len(plan.data.wild.source) == 72
+    assert len(plan.data.without_copies(plan.data.wild)) == 32
+
+
+# --- what is refused
+
+
+def remove_class(photos: Path) -> None:
+    for path in (photos / "labeled" / "b").iterdir():
+        path.unlink()
+    (photos / "labeled" / "b").rmdir()
+
+
+def flatten(photos: Path) -> None:
+    for path in list((photos / "labeled").rglob("*.png")):
+        path.rename(photos / "labeled" / f"{path.parent.name}{path.name}")
+    for name in "ab":
+        (photos / "labeled" / name).rmdir()
+
+
+def leave_two(photos: Path) -> None:
+    for i in range(2, 20):
+        (photos / "labeled" / "b" / f"{i}.png").unlink()
+
+
+def empty_wild(photos: Path) -> None:
+    for path in list((photos / "unlabeled").rglob("*.png")):
+        path.unlink()
+
+
+def copy_labeled(photos: Path) -> None:
+    empty_wild(photos)
+    for i in range(3):
+        (photos / "unlabeled" / f"{i}.png").write_bytes((photos / "labeled" / "a" / f"{i}.png").read_bytes())
+
+
+def break_wild(photos: Path) -> None:
+    for path in (photos / "unlabeled").rglob("*.png"):
+        path.write_bytes(b"<html>")
+
+
+def break_class(photos: Path) -> None:
+    for path in (photos / "labeled" / "b").glob("*.png"):
+        path.write_bytes(b"")
+
+
+def remove_labeled(photos: Path) -> None:
+    (photos / "labeled").rename(photos / "elsewhere")
+
+
+def link_to_itself(photos: Path) -> None:
+    (photos / "unlabeled").rename(photos / "elsewhere")
+    (photos / "unlabeled").symlink_to(photos / "unlabeled")
+
+
+def name_like_parts(photos: Path) -> None:
+    (photos / "labeled" / "a").rename(photos / "labeled" / "train")
+    (photos / "labeled" / "b").rename(photos / "labeled" / "val")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (link_to_itself, "unlabeled"),
+        (name_like_parts, "has the folders train, val, which look like"),
+        (flatten, "labeled has no labels, so it cannot be the ID set"),
+        (remove_class, "labeled has one class only (a)"),
+        (
+            leave_two,
+            "every class needs at least 4 readable images, some each for training, calibration and test; b has 2",
+        ),
+        (empty_wild, "unlabeled holds no images"),
+        (copy_labeled, "unlabeled are also in labeled (same bytes); wild data must hold other images"),
+        (break_wild, "no image of"),
+        (break_class, "no image of class b can be read; replace them, or remove the class"),
+        (remove_labeled, "labeled does not exist"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_data_that_cannot_work_are_refused(
+    photos: Path, tmp_path: Path, spoil: Callable[[Path], None], reason: str
+) -> None:
+    spoil(photos)
+    assert reason in denied(tmp_path / "d", photos)
+
+
+def test_folders_inside_each_other_are_refused(photos: Path, tmp_path: Path) -> None:
+    for name in ("labeled", "unlabeled"):
+        message = denied(photos / name / "project", photos)
+        assert "so its output would be taken for data; name a folder outside" in message
+    (photos / "unlabeled").rename(photos / "labeled" / "unlabeled")
+    message = denied(tmp_path / "d", photos, wild_path=photos / "labeled" / "unlabeled")
+    assert "where every folder is a class" in message
+
+
+def test_wild_data_that_are_the_labeled_data_are_refused(photos: Path, tmp_path: Path) -> None:
+    message = denied(tmp_path / "d", photos, wild_path=photos / "labeled")
+    assert f"all 40 images of {photos / 'labeled'} are also in labeled" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("train_id.epochs", "abc", "must be a valid integer, got 'abc'"),
+        ("train_ood.epochs", None, "must be a valid integer, got None"),
+        ("data", 3, "must be a section of keys and values, got 3"),
+        ("train_id", {}, "train_id.epochs"),
+        ("data.id_shares", "x", "must be a section of keys and values, got 'x'"),
+        ("data.channels", 2, "--set data.channels=2: images have 1 channel (gray) or 3 (color)"),
+        ("data.image_size", "x", "--set data.image_size=x: must be a whole number of at least 1"),
+    ],
+)
+def test_a_wrong_value_is_refused(photos: Path, tmp_path: Path, key: str, value: object, reason: str) -> None:
+    assert reason in denied(tmp_path / "d", photos, ParamsError, assigned={key: value})
+
+
+def test_a_path_that_yaml_cannot_hold_is_refused_with_a_way_out(photos: Path, tmp_path: Path) -> None:
+    odd = photos.rename(tmp_path / os.fsdecode(b"\xff"))
+    message = denied(tmp_path / "d", odd, ProjectError)
+    assert "is not valid UTF-8, so params.yaml cannot hold it" in message
+    (tmp_path / "link").symlink_to(odd)
+    assert params_of(tmp_path / "d", tmp_path / "link").data.custom["labeled"] == str(tmp_path / "link" / "labeled")
+
+
+# --- the network
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> str:
+    """A custom network in the project folder, under a module name that no other test has imported."""
+    module = f"net_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / f"{module}.py").write_text(NETWORK)
+    return f"{module}:Net"
+
+
+def test_a_custom_network_is_tried_and_written_down(photos: Path, tmp_path: Path, code: str) -> None:
+    network = NetworkOptions(code, mean=[0.5], std=[0.25])
+    params = params_of(tmp_path / "d", photos, network=network)
+    assert (params.model.backbone, params.model.head, params.model.code) == (code, "out", ".")
+    assert (params.model.mean, params.model.std, params.data.channels) == ((0.5,), (0.25,), 1)
+    assert params.train_id.epochs > 0
+
+
+def test_a_network_that_does_not_take_the_images_is_refused(photos: Path, tmp_path: Path, code: str) -> None:
+    with pytest.raises(ModelError):
+        planned(tmp_path / "d", photos, network=NetworkOptions(code), assigned={"data.image_size": 16})
+
+
+def test_a_trained_network_without_its_normalisation_gets_a_note(photos: Path, tmp_path: Path, code: str) -> None:
+    source = tmp_path / "d" / f"{code.partition(':')[0]}.py"
+    source.write_text(NETWORK.replace("num_classes=7", "num_classes=2"))
+    plan = planned(tmp_path / "d", photos, network=NetworkOptions(code), assigned={"train_id.epochs": 0})
+    assert any("which is a guess: give what it was trained with" in note for note in plan.notes)
+    assert [choice.chosen for choice in plan.choices if choice.what == "train-id"] == ["0 epochs"]
+
+
+def test_a_head_is_only_named_for_networks_that_need_it(photos: Path, tmp_path: Path) -> None:
+    message = denied(tmp_path / "d", photos, ParamsError, network=NetworkOptions("small-cnn", head="fc"))
+    assert message == "--head is for custom networks and those of timm; small-cnn needs none"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("a", "must be a number, or one per channel"), ("125,120", r"did you mean 0\.49,0\.471\?")]
+)
+def test_channel_values_are_numbers_from_0_to_1(text: str, reason: str) -> None:
+    with pytest.raises(ParamsError, match=reason):
+        channel_values("--mean", text)
+    assert channel_values("--mean", "0.5,0.25") == [0.5, 0.25]
+    assert channel_values("--mean", None) is None
+
+
+# --- the rules of the plan
+
+
+@pytest.mark.parametrize(("side", "size"), [(3, 8), (8, 8), (27, 16), (31, 28), (32, 32), (200, 128), (4000, 224)])
+def test_the_size_is_the_largest_usual_one_that_most_images_have(side: int, size: int) -> None:
+    assert image_size(side) == size
+
+
+def accepts(check: Callable[..., object], *arguments: object) -> bool:
+    try:
+        check(*arguments)
+    except DataError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("test", [0.2, "official"])
+@pytest.mark.parametrize("calibration", [0.1, 0.2])
+def test_enough_images_are_what_the_split_itself_takes(test: float | str, calibration: float) -> None:
+    train = round(1 - calibration - (0 if test == "official" else 0.2), 2)
+    shares: dict[str, float | str] = {"train": train, "calibration": calibration, "wild": 0, "test": test}
+    for n in range(1, 25):
+        labels = np.array([0] * n + [1] * 30)
+        is_test = None
+        if test == "official":
+            labels = np.concatenate([labels, [0, 1]])
+            is_test = np.arange(n + 32) >= n + 30
+        dealt = labels if is_test is None else labels[~is_test]
+        assert accepts(check_enough, ("a", "b"), dealt, shares) == accepts(split_id, labels, shares, 0, is_test), n

@@ -1,0 +1,79 @@
+"""Estimates of work and memory, counted again by hand."""
+
+from typing import Any
+
+import pytest
+
+from salcli.errors import UnknownNameError
+from salcli.params.presets import preset, presets, resolved
+from salcli.project.estimate import SetSize, estimated_gigabytes, estimated_images
+
+
+def params_of(name: str, **values: Any) -> dict[str, Any]:
+    return resolved(preset(name), {key.replace("__", "."): value for key, value in values.items()})
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_costs_something(name: str) -> None:
+    assert estimated_gigabytes(params_of(name)) > 0
+    assert estimated_images(params_of(name)) > 0
+
+
+def test_work_is_counted_as_by_hand() -> None:
+    """near-cifar100: 22,500 training images; the wild set is limited by its 25,000 ID images; SAL and WOODS."""
+    train_id, train_ood = 22_500 * 100, 2 * (2 * 22_500 * 100)
+    passes = 22_500 + 2_500 + round(25_000 / 0.9) + 3 * (10_000 + 10_000)
+    assert estimated_images(params_of("near-cifar100")) == train_id + train_ood + passes
+
+
+def test_work_grows_with_seeds() -> None:
+    once, thrice = (estimated_images(params_of("resnet18", seeds=seeds)) for seeds in ([0], [0, 1, 2]))
+    assert thrice == pytest.approx(3 * once, rel=1e-6)
+
+
+def test_a_variant_costs_one_training_and_one_pass_over_the_test_images() -> None:
+    one, two = (estimated_images(params_of("near-cifar100", variants=names)) for names in (["sal"], ["sal", "sal-2"]))
+    assert two - one == 2 * 22_500 * 100 + 20_000
+
+
+def test_the_id_classifier_is_trained_once_for_all_shares() -> None:
+    shares = [0.05, 0.1, 0.5]
+    apart = [estimated_images(params_of("near-cifar100", data__pi=[pi])) for pi in shares]
+    together = estimated_images(params_of("near-cifar100", data__pi=shares))
+    assert sum(apart) - together == pytest.approx(2 * (22_500 * 100 + 25_000), abs=2)
+
+
+def test_a_wild_set_without_id_data_is_as_large_as_the_ood_data() -> None:
+    mixed, all_ood = (estimated_images(params_of("theory", data__pi=[pi])) for pi in (0.1, 1))
+    n_ood = 0.7 * 5_640
+    assert mixed - all_ood == pytest.approx(min(n_ood / 0.1, 25_000 / 0.9) - n_ood, abs=1)
+
+
+def test_custom_sets_have_the_sizes_that_are_given() -> None:
+    values = {"data.id": "mine", "data.ood": ["wild"], "data.pi": ["unknown"], "rivals": [], "seeds": [0]}
+    shares = {"data.id_shares": {"train": 0.6, "calibration": 0.2, "wild": 0, "test": 0.2}}
+    epochs = {"train_id.epochs": 2, "train_ood.epochs": 3}
+    params = resolved(preset("default"), {**values, **shares, **epochs})
+    n_images = estimated_images(params, {"mine": SetSize(100), "wild": SetSize(50)})
+    assert n_images == 60 * 2 + (60 + 20) + (2 * 60 * 3 + 50) + 2 * 20
+
+
+def test_memory_is_counted_as_by_hand() -> None:
+    expected = 0.5 + 12 * 2.2e6 / 1e9 + 4 * 2.4e6 * 256 / 1e9
+    assert estimated_gigabytes(params_of("cifar10", encoders=[])) == pytest.approx(expected)
+
+
+def test_encoders_are_counted_by_their_views() -> None:
+    params = params_of("cifar10", data__ood=["svhn"])
+    assert params["encoders"] == ["knn-plus", "csi"]
+    expected = 0.5 + 12 * 2.2e6 / 1e9 + 4 * 2.4e6 * 1024 / 1e9  # 512 images in two views, or 128 in eight
+    assert estimated_gigabytes(params) == pytest.approx(expected)
+    more = estimated_images(params) - estimated_images({**params, "encoders": []})
+    assert more == 5 * (22_500 * (500 * 2 + 100 + 700 * 8 + 100 * 4) + 2 * (10_000 + 26_032))
+
+
+def test_unknown_sets_and_networks_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="no network of a preset is called mine"):
+        estimated_gigabytes(params_of("toy", model__backbone="mine"))
+    with pytest.raises(UnknownNameError, match="no data set is called mine"):
+        estimated_images(params_of("toy", data__id="mine"))

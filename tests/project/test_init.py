@@ -1,0 +1,217 @@
+"""A project folder: everything is created, or nothing is."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from helpers.cli import files
+
+from salcli.errors import ParamsError, ProjectError, SalError, StorageError
+from salcli.params.presets import preset, text
+from salcli.params.schema import load_params
+from salcli.project.init import HERE, Project, create
+
+REPOSITORY = Path(__file__).parents[2]
+PLAIN = {"params.yaml", "dvc.yaml", ".gitignore", "README.md"}
+OF_DVC = {".dvcignore", ".dvc/config", *(f".dvc/plots/{name}.json" for name in ("roc", "scores", "training"))}
+DEFAULT = preset("default")
+
+
+def run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def dvc(*arguments: str, cwd: Path) -> str:
+    return run(sys.executable, "-m", "dvc", *arguments, cwd=cwd)
+
+
+def created(root: Path) -> set[str]:
+    """Files, without those of git and the temporary ones of DVC."""
+    others = (".dvc/tmp/", ".dvc/cache/", ".dvc/.gitignore", ".git/")
+    return {name for name in files(root) if not name.startswith(others)}
+
+
+def refused(kind: type[SalError], folder: Path, **options: Any) -> str:
+    with pytest.raises(kind) as error:
+        create(folder, options.pop("preset", DEFAULT), **options)
+    return str(error.value)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """An empty git repository."""
+    run("git", "init", "-q", cwd=tmp_path)
+    return tmp_path
+
+
+# --- what is created
+
+
+def test_an_empty_folder_gets_everything(tmp_path: Path) -> None:
+    project = create(tmp_path, DEFAULT)
+    assert created(tmp_path) == PLAIN | OF_DVC
+    assert (tmp_path / "data").is_dir()
+    assert (tmp_path / "params.yaml").read_text() == text(DEFAULT)
+    assert project.next_commands == ["dvc repro"]
+
+
+def test_the_folder_is_created_with_its_parents(tmp_path: Path) -> None:
+    project = create(tmp_path / "a" / "b c", DEFAULT, dvc=False)
+    assert created(tmp_path / "a" / "b c") == PLAIN
+    assert project.next_commands == ["dvc init --no-scm", "dvc repro"]
+
+
+@pytest.mark.parametrize(
+    ("below", "no_scm"), [(None, True), ("", False), ("experiments/one", False)], ids=["no git", "git top", "below"]
+)
+def test_dvc_knows_whether_there_is_git(tmp_path: Path, below: str | None, no_scm: bool) -> None:
+    if below is not None:
+        run("git", "init", "-q", cwd=tmp_path)
+    folder = tmp_path / (below or "")
+    project = create(folder, DEFAULT)
+    config = (folder / ".dvc" / "config").read_text()
+    assert ("no_scm = true" in config) == no_scm == (not project.is_in_git)
+    assert "analytics = false" in config
+    assert "check_update = false" in config
+    assert dvc("root", cwd=folder).strip() == "."
+
+
+@pytest.mark.slow
+def test_dvc_understands_the_folder(repository: Path) -> None:
+    create(repository, DEFAULT)
+    stages = dvc("stage", "list", "--all", "--name-only", cwd=repository).split()
+    shown = dvc("dag", cwd=repository)
+    assert "fingerprints" in stages
+    assert any(stage.startswith("evaluate@digits-8-9") for stage in stages)
+    assert all(stage in shown for stage in stages)
+    assert dvc("config", "core.analytics", cwd=repository).strip() == "false"
+
+
+def test_git_ignores_what_is_fetched_and_built(repository: Path) -> None:
+    create(repository, DEFAULT, dvc=False)
+    for name in ("data/raw/x", "runs/0/x", "scratch/x", ".salcli/fingerprints.json", ".salcli/resume/x", ".x.partial"):
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).touch()
+    assert set(run("git", "ls-files", "--others", "--exclude-standard", cwd=repository).split()) == PLAIN
+
+
+def test_a_preset_of_the_paper_says_which_data_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "data" / "raw" / "svhn" / "one").mkdir(parents=True)  # exists already
+    project = create(tmp_path, preset("resnet18"), dvc=False)
+    fetch = "salcli data fetch cifar100 places365 lsun-c lsun-r textures"
+    assert project.next_commands == [fetch, "dvc init --no-scm", "dvc repro"]
+    readme = (tmp_path / "README.md").read_text()
+    assert "ResNet-18 as the network (Table 19, Appendix U of the paper)." in readme
+    assert f"```\n{fetch}\ndvc init --no-scm\ndvc repro\nsalcli table --paper\n" in readme
+    assert (tmp_path / "params.yaml").read_text() == text(preset("resnet18"))
+
+
+def test_values_are_set_and_comments_stay(tmp_path: Path) -> None:
+    create(tmp_path, DEFAULT, {"seeds": [5], "filter.n_vectors": 3}, dvc=False)
+    params, _ = load_params(tmp_path / "params.yaml")
+    assert (params.seeds, params.filter.n_vectors) == ((5,), 3)
+    assert "  n_vectors: 3              # singular vectors to project on\n" in (tmp_path / "params.yaml").read_text()
+
+
+def test_the_repository_links_to_the_files_that_init_writes() -> None:
+    plots = {f".dvc/plots/{name}.json": f"templates/plots/{name}.json" for name in ("roc", "scores", "training")}
+    for link, target in {"params.yaml": "params.yaml", "dvc.yaml": "pipeline.yaml", **plots}.items():
+        assert (REPOSITORY / link).is_symlink()
+        assert (REPOSITORY / link).resolve() == Path(str(HERE / target)).resolve()
+
+
+# --- what is refused, and leaves nothing behind
+
+
+def test_existing_files_are_named_all_at_once_and_kept(tmp_path: Path) -> None:
+    for name in ("params.yaml", "dvc.yaml"):
+        (tmp_path / name).write_text("mine")
+    assert refused(ProjectError, tmp_path) == (
+        f"{tmp_path} already holds params.yaml and dvc.yaml; overwrite with --force, or name another folder"
+    )
+    assert files(tmp_path) == {"params.yaml": b"mine", "dvc.yaml": b"mine"}
+
+
+def test_force_overwrites_only_those_two(tmp_path: Path) -> None:
+    for name in ("params.yaml", "README.md", ".gitignore"):
+        (tmp_path / name).write_text("mine")
+    project = create(tmp_path, DEFAULT, force=True, dvc=False)
+    assert project.kept == [".gitignore", "README.md"]
+    assert (tmp_path / "params.yaml").read_text() == text(DEFAULT)
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_second_time_is_refused_and_with_force_keeps_dvc(tmp_path: Path) -> None:
+    create(tmp_path, DEFAULT)
+    (tmp_path / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    autostage = true\n")
+    before = files(tmp_path)
+    assert "already holds params.yaml and dvc.yaml" in refused(ProjectError, tmp_path)
+    assert isinstance(create(tmp_path, DEFAULT, force=True), Project)
+    assert files(tmp_path) == before
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("mine")
+    assert "here is a file; name a folder" in refused(ProjectError, tmp_path / "here")
+    assert "cannot be created: Not a directory" in refused(StorageError, tmp_path / "here" / "below")
+    assert files(tmp_path) == {"here": b"mine"}
+
+
+def test_a_folder_where_a_file_should_be_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").mkdir()
+    assert "params.yaml in" in refused(ProjectError, tmp_path, force=True)
+
+
+@pytest.mark.parametrize(("key", "message"), [("seedz", "no such key (did you mean seeds?)"), ("data.pi", "data.pi")])
+def test_a_mistake_leaves_no_folder_behind(tmp_path: Path, key: str, message: str) -> None:
+    assert message in refused(ParamsError, tmp_path / "a" / "b", values={key: [2]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_with_force_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("mine")
+    refused(ParamsError, tmp_path, force=True, values={"seedz": 1})
+    assert files(tmp_path) == {"params.yaml": b"mine"}
+
+
+def test_what_dvc_refuses_is_reported_and_undone(repository: Path) -> None:
+    (repository / ".gitignore").write_text(".dvc\n")
+    message = refused(ProjectError, repository)
+    assert "dvc init failed" in message
+    assert "ignored by your SCM tool" in message
+    assert "--no-dvc" in message
+    assert created(repository) == {".gitignore"}
+    assert not (repository / "data").exists()
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may write everywhere, so become another user for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_read_only_folder_is_named() -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o555)
+        with as_nobody():
+            into, below = refused(StorageError, folder), refused(StorageError, folder / "new")
+        assert f"{folder}/params.yaml cannot be written: Permission denied" in into
+        assert f"{folder}/new cannot be created: Permission denied" in below
+        assert list(folder.iterdir()) == []
+        folder.chmod(0o755)

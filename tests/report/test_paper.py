@@ -1,0 +1,417 @@
+"""`salcli table --paper`: ours and the paper's numbers side by side, and never an invented one."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pandas as pd
+import pytest
+from rich.console import Console
+from salcli.params.presets import preset, presets, resolved
+from salcli.params.schema import Params, validated
+
+from salcli.errors import MissingArtifactError, PaperError
+from salcli.report.paper import (
+    ComparedRow,
+    Comparison,
+    compare,
+    matching_settings,
+    our_methods,
+    paper_curves,
+    paper_frame,
+    paper_grid,
+    paper_names,
+    paper_numbers,
+    settings,
+)
+from salcli.report.results import METRICS, SHORT, Results
+
+MAIN = "main-cifar100"
+FIVE_SETS = ["svhn", "places365", "lsun-c", "lsun-r", "textures"]
+WITH_NUMBERS = sorted(set(presets()) - {"default", "global-reference", "toy", "predicted-labels", "unseen-tin"})
+
+
+def params_of(name: str, **overrides: object) -> Params:
+    """A preset's params; data__pi stands for data.pi."""
+    return validated(resolved(preset(name), {key.replace("__", "."): value for key, value in overrides.items()}), name)
+
+
+def results(
+    runs: dict[tuple[str, int, str], tuple[float, float, float]], unseen: str | None = None, pi: str = "0.1"
+) -> Results:
+    """(wild OOD set, seed, method) → FPR95, AUROC, ID accuracy in percent."""
+    lines = [
+        {
+            "ood": ood,
+            "test_set": unseen or ood,
+            "pi": pi,
+            "seed": seed,
+            "method": method,
+            "label": {"sal": "SAL", "gradnorm": "GradNorm", "vim": "ViM"}.get(method, method),
+            **dict.fromkeys(METRICS, 0.0),
+            SHORT: False,
+        }
+        | dict(zip(("fpr95", "auroc", "id_accuracy"), values, strict=True))
+        for (ood, seed, method), values in runs.items()
+    ]
+    return Results(pd.DataFrame(lines), {})
+
+
+def row(comparison: Comparison, test: str, method: str) -> ComparedRow:
+    [found] = [one for one in comparison.rows if (one.test, one.method) == (test, method)]
+    return found
+
+
+def shown(comparison: Comparison, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(paper_grid(comparison).rich())
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def two_seeds() -> Results:
+    """SAL and KNN on two of the five sets of the main table, with numbers that are easily averaged."""
+    return results(
+        {
+            ("svhn", 0, "sal"): (0.10, 99.90, 74.0),
+            ("svhn", 1, "sal"): (0.20, 99.80, 75.0),
+            ("svhn", 0, "knn"): (60.00, 84.00, 76.0),
+            ("svhn", 1, "knn"): (62.00, 85.00, 77.0),
+            ("places365", 0, "sal"): (4.00, 99.00, 73.0),
+            ("places365", 1, "sal"): (5.00, 98.00, 74.0),
+            ("places365", 0, "knn"): (80.00, 70.00, 76.0),
+            ("places365", 1, "knn"): (81.00, 71.00, 77.0),
+        }
+    )
+
+
+@pytest.fixture
+def main_table(two_seeds: Results) -> Comparison:
+    [comparison] = compare(two_seeds, params_of("main-cifar100"))
+    return comparison
+
+
+# --- the paper's numbers
+
+
+def test_every_number_of_a_table_is_there_once() -> None:
+    seen = [(one.setting, one.method, one.test, one.metric) for one in paper_numbers()]
+    assert len(seen) == len(set(seen)) == sum(map(len, settings().values())) > 1000
+
+
+def test_what_is_tested_on_is_wild_except_in_the_tables_of_unseen_sets() -> None:
+    pairs = {(one.setting.table, one.wild, one.test) for one in paper_numbers() if one.wild != one.test}
+    assert {pair for pair in pairs if pair[0] == "unseen-tin"} == {
+        ("unseen-tin", "tin-crop", "tin-resize"),
+        ("unseen-tin", "tin-resize", "tin-crop"),
+    }
+    assert {wild for table, wild, _ in pairs if table == "unseen-300k"} == {"300k-random"}
+    assert {table for table, _, _ in pairs} == {"unseen-tin", "unseen-300k"}
+
+
+# --- which table
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_a_preset_finds_its_own_table_or_one_with_the_same_numbers(name: str) -> None:
+    params = params_of(name)
+    first = matching_settings(params)[0]
+    expected = {
+        "post-hoc-cifar100": MAIN,
+        "mixing-ratio": MAIN,
+        "post-hoc-cifar10": "cifar10",
+        "theory": "singular-vectors",
+    }
+    assert first.table == expected.get(name, name)
+    assert {one.method for one in settings()[first]} & set(paper_names("sal", params))
+
+
+def test_the_own_preset_of_unseen_crops_finds_its_table() -> None:
+    assert [one.table for one in matching_settings(params_of("unseen-tin"))] == ["unseen-tin"]
+
+
+def test_the_main_table_stands_for_the_ablations_that_repeat_its_row() -> None:
+    assert [one.table for one in matching_settings(params_of("main-cifar100"))] == ["main-cifar100"]
+
+
+def test_a_variant_comes_first_and_the_rivals_of_the_main_table_second() -> None:
+    found = matching_settings(params_of("random-labels", evaluate__methods=["sal-random-labels", "msp"]))
+    assert [one.table for one in found] == ["random-labels", "main-cifar100"]
+
+
+@pytest.mark.parametrize(("pi", "table"), [(0.2, "mixing-ratio"), (0.1, "main-cifar100"), (0.5, "mixing-ratio")])
+def test_the_share_of_ood_decides(pi: float, table: str) -> None:
+    first = matching_settings(params_of("mixing-ratio", data__pi=[pi]))[0]
+    assert (first.table, first.pi) == (table, pi)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ({}, ["SAL", "SAL (c=1)"]),
+        ({"filter__score": "gradnorm"}, ["SAL (gradnorm filter)"]),
+        ({"filter__svd": "class-agnostic"}, ["SAL (class-agnostic)"]),
+        ({"filter__labels": "random"}, ["SAL (random-labels)"]),
+        ({"train_ood__candidate_id": True}, ["SAL (candidate-id)"]),
+        ({"filter__n_vectors": 4}, ["SAL (c=4)"]),
+    ],
+)
+def test_our_sal_has_the_papers_name(overrides: dict[str, object], names: list[str]) -> None:
+    assert paper_names("sal", params_of("main-cifar100", **overrides)) == names
+    assert set(names) <= {one.method for one in paper_numbers()}
+
+
+def test_our_post_hoc_score_has_the_papers_name_until_tau_is_another() -> None:
+    params = params_of("post-hoc-cifar100", train_ood__candidate_id=True, filter__score="gradnorm")
+    assert our_methods("SAL (post-hoc)", params) == ["sal-posthoc"]
+    assert "post-hoc-cifar100" in [one.table for one in matching_settings(params)]
+    for key, value in {"filter__svd": "class-agnostic", "filter__n_vectors": 2, "filter__labels": "random"}.items():
+        assert our_methods("SAL (post-hoc)", params_of("post-hoc-cifar100", **{key: value})) == []
+
+
+def test_two_variants_at_once_are_none_of_the_papers() -> None:
+    params = params_of("main-cifar100", filter__score="gradnorm", filter__labels="random")
+    assert not set(paper_names("sal", params)) & {one.method for one in paper_numbers()}
+    assert [one.table for one in matching_settings(params)] == ["main-cifar100"]  # for the rivals
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        ({"data__pi": [0.33], "data__ood": ["svhn"]}, "π 0.33"),
+        ({"model__backbone": "torchvision:resnet50", "model__drop_rate": 0.0}, "torchvision:resnet50"),
+        ({"data__ood": ["isun"]}, "OOD isun"),
+        ({"filter__n_vectors": 9, "evaluate__methods": ["sal"]}, "SAL (c=9)"),
+    ],
+)
+def test_no_match_says_what_was_looked_for_and_which_presets_fit(overrides: dict[str, object], part: str) -> None:
+    with pytest.raises(PaperError) as caught:
+        matching_settings(params_of("main-cifar100", **overrides))
+    assert part in str(caught.value)
+    assert "presets that fit cifar100: main-cifar100," in str(caught.value)
+
+
+def test_tables_of_the_filters_errors_alone_are_named() -> None:
+    with pytest.raises(PaperError, match="of toy it reports the filter's errors alone; yours: dvc metrics show"):
+        matching_settings(params_of("toy"))
+
+
+# --- the comparison
+
+
+@pytest.mark.parametrize(
+    ("test", "method", "metric", "ours", "paper", "difference"),
+    [
+        ("svhn", "SAL", "fpr95", 0.15, 0.07, 0.08),
+        ("svhn", "SAL", "auroc", 99.85, 99.95, -0.10),
+        ("svhn", "KNN", "fpr95", 61.00, 66.38, -5.38),
+        ("places365", "SAL", "fpr95", 4.50, 3.53, 0.97),
+        ("places365", "KNN", "auroc", 70.50, 71.91, -1.41),
+        ("average", "SAL", "id_accuracy", 74.00, 73.71, 0.29),
+        ("average", "KNN", "id_accuracy", 76.50, 75.96, 0.54),
+    ],
+)
+def test_differences_are_those_of_pencil_and_paper(
+    main_table: Comparison, test: str, method: str, metric: str, ours: float, paper: float, difference: float
+) -> None:
+    cell = row(main_table, test, method).pairs[metric]
+    assert (cell.ours, cell.paper, cell.difference) == pytest.approx((ours, paper, difference))
+
+
+def test_spread_and_number_of_seeds_are_ours(main_table: Comparison) -> None:
+    ours = row(main_table, "svhn", "SAL")
+    assert ours.n_seeds == 2
+    assert ours.pairs["fpr95"].ours_std == pytest.approx(0.1 / math.sqrt(2))
+
+
+@pytest.mark.parametrize("method", ["MSP", "ODIN", "WOODS"])
+def test_what_we_have_not_run_is_empty_and_the_papers_number_stays(main_table: Comparison, method: str) -> None:
+    own = row(main_table, "svhn", method)
+    assert own.n_seeds == 0
+    assert math.isnan(own.pairs["fpr95"].ours)
+    assert math.isnan(own.pairs["fpr95"].difference)
+    assert own.pairs["fpr95"].paper > 0
+
+
+def test_an_average_over_other_sets_than_the_papers_is_none(main_table: Comparison) -> None:
+    assert math.isnan(row(main_table, "average", "SAL").pairs["fpr95"].ours)
+    assert main_table.not_evaluated == ["lsun-c", "lsun-r", "textures"]
+
+
+def test_an_average_over_all_of_the_papers_sets_is_compared() -> None:
+    runs = {(ood, seed, "sal"): (float(i + seed), 99.0, 70.0) for i, ood in enumerate(FIVE_SETS) for seed in (0, 1)}
+    [comparison] = compare(results(runs), params_of("main-cifar100"))
+    cell = row(comparison, "average", "SAL").pairs["fpr95"]
+    assert (cell.ours, cell.paper, cell.difference) == pytest.approx((2.5, 1.88, 0.62))
+    assert comparison.not_evaluated == []
+
+
+def test_a_seed_that_lacks_a_set_is_not_in_the_average() -> None:
+    runs = {(ood, 0, "sal"): (float(i), 99.0, 70.0) for i, ood in enumerate(FIVE_SETS)}
+    [comparison] = compare(results({**runs, ("svhn", 1, "sal"): (90.0, 9.0, 7.0)}), params_of("main-cifar100"))
+    average = row(comparison, "average", "SAL")
+    assert average.n_seeds == 1
+    assert average.pairs["fpr95"].ours == pytest.approx(2.0)
+
+
+def test_id_accuracy_stands_with_the_set_where_there_is_only_one() -> None:
+    comparisons = compare(results({("cifar100-last50", 0, "sal"): (30.0, 93.0, 74.0)}), params_of("near-cifar50"))
+    cell = row(comparisons[0], "cifar100-last50", "SAL").pairs["id_accuracy"]
+    assert cell.difference == pytest.approx(0.14)
+
+
+def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
+    """TIN crop in the wild and TIN crop as test is not what the paper reports for TIN crop."""
+    same = results({("tin-crop", 0, "sal"): (1.0, 99.0, 70.0)})
+    with pytest.raises(MissingArtifactError, match=r"none of the paper's OOD sets is evaluated yet \(tin-resize"):
+        compare(same, params_of("unseen-tin"))
+    [comparison] = compare(
+        results({("tin-crop", 0, "sal"): (40.0, 90.0, 70.0)}, unseen="tin-resize"), params_of("unseen-tin")
+    )
+    assert row(comparison, "tin-resize", "SAL").pairs["fpr95"].difference == pytest.approx(-3.11)
+
+
+def test_our_methods_that_the_paper_lacks_are_named_and_not_shown() -> None:
+    params = params_of("singular-vectors", evaluate__methods=["sal", "gradnorm", "vim"])
+    runs = {("textures", 0, name): (6.0, 98.0, 70.0) for name in params.evaluate.methods}
+    first = compare(results(runs), params)[0]
+    assert first.only_ours == ["GradNorm", "ViM"]
+    assert {one.method for one in first.rows} == {f"SAL (c={n})" for n in range(1, 7)}
+
+
+# --- the formats
+
+
+def test_the_table_shows_both_and_the_difference(main_table: Comparison) -> None:
+    lines = shown(main_table).splitlines()
+    [sal] = [line.split() for line in lines if " SAL " in line and "0.07" in line]
+    assert sal == ["SAL", "0.15", "0.07", "+0.08", "99.85", "99.95", "−0.10"]
+    [odin] = [line.split() for line in lines if " ODIN " in line and "84.66" in line]
+    assert odin == ["ODIN", "–", "84.66", "–", "–", "67.26", "–"]
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_every_table_fits_100_columns_uncut(name: str) -> None:
+    params = params_of(name)
+    runs = {
+        (ood, seed, method): (100.0, 0.0, 100.0)
+        for ood in params.data.ood
+        for seed in (0, 1)
+        for method in params.evaluate.methods
+    }
+    for comparison in compare(results(runs), params):
+        text = shown(comparison)
+        assert max(map(len, text.splitlines())) <= 100
+        assert "…" not in text
+        assert "100.00" in text
+
+
+def test_the_caption_says_what_is_compared(main_table: Comparison) -> None:
+    text = " ".join(shown(main_table).split())
+    for part in (
+        "Du et al., ICLR 2024, Table 1, Section 5.2",
+        "Ours: mean of 2 seeds. The paper's: mean of 10 runs.",
+        "the classifier has not seen the wild half of the ID data, no image is both wild and test",
+        "FPR95: ID is positive",
+        "not evaluated here: lsun-c, lsun-r, textures",
+        "cifar100, wrn-40-2, π 0.1 (main-cifar100)",
+    ):
+        assert part in text
+
+
+def test_a_shorter_schedule_than_the_preset_s_is_said(main_table: Comparison) -> None:
+    assert "Short schedule" not in shown(main_table)
+    [short] = compare(results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)}), params_of("main-cifar100", train_ood__epochs=3))
+    assert "Short schedule: train_ood.epochs 3 instead of 100" in " ".join(shown(short).split())
+
+
+def test_an_untold_share_of_ood_fits_any_and_is_said() -> None:
+    params = params_of("weakly-supervised", data__pi=[0.33])
+    [comparison] = compare(results({("lsun-r", 0, "sal"): (0.60, 99.0, 70.0)}, pi="0.33"), params)
+    assert comparison.setting.table == "weakly-supervised"
+    assert "does not say which share π" in shown(comparison)
+    assert row(comparison, "lsun-r", "SAL").pairs["fpr95"].difference == pytest.approx(0.02)
+
+
+def test_better_is_green_and_worse_is_red(main_table: Comparison) -> None:
+    console = Console(width=100, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(paper_grid(main_table).rich())
+    green, red = "\x1b[32m", "\x1b[31m"
+    assert f"{red}+0.08" in capture.get()  # FPR95
+    assert f"{green}−5.38" in capture.get()
+    assert f"{red}−0.10" in capture.get()  # AUROC
+
+
+def test_markdown(main_table: Comparison) -> None:
+    lines = paper_grid(main_table).markdown().splitlines()
+    assert "| svhn | SAL | 0.15 | 0.07 | +0.08 | 99.85 | 99.95 | −0.10 |  |  |  |" in lines
+    assert "| average | KNN | – | 76.47 | – | – | 77.08 | – | 76.50 | 75.96 | +0.54 |" in lines
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+
+
+def test_latex(main_table: Comparison) -> None:
+    text = paper_grid(main_table).latex()
+    assert r" & SAL & 0.15 & 0.07 & +0.08 & 99.85 & 99.95 & $-$0.10 &  &  &  \\" in text
+    assert text.count(r"\midrule") == 3
+    body = text[: text.index(r"\end{tabular}")]
+    assert body.isascii()
+    assert all(line.startswith("%") for line in text[text.index(r"\end{tabular}") :].splitlines()[1:])
+
+
+def test_lines_for_programs(main_table: Comparison) -> None:
+    table = paper_frame([main_table])
+    [line] = table[(table["ood"] == "svhn") & (table["method"] == "SAL")].to_dict("records")
+    assert line["table"] == "main-cifar100"
+    assert line["fpr95_difference"] == pytest.approx(0.08)
+    assert line["n_seeds"] == 2
+    assert math.isnan(line["id_accuracy_paper"])
+
+
+# --- π and variants
+
+
+def test_several_pi_are_compared_with_the_table_of_each() -> None:
+    params = params_of("mixing-ratio", data__pi=[0.1, 0.2])
+    low = results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)})
+    high = results({("svhn", 0, "sal"): (2.0, 98.0, 70.0)}, pi="0.2")
+    found = compare(Results(pd.concat([low.runs, high.runs], ignore_index=True), {}), params)
+    ours = {one.setting.pi: row(one, "svhn", "SAL").pairs["fpr95"].ours for one in found}
+    assert ours == {0.1: 1.0, 0.2: 2.0}
+
+
+def test_variants_that_the_paper_calls_sal_are_rows_of_their_own_with_their_protocol() -> None:
+    variant = {"sal": {}, "sal-paper": {"filter": {"calibration": "train"}}, "sal-2": {"filter": {"n_vectors": 2}}}
+    methods = [*variant, "msp"]
+    params = params_of("main-cifar100", variants=list(variant), variant=variant, evaluate__methods=methods)
+    assert our_methods("SAL", params) == ["sal", "sal-paper"]
+    assert our_methods("SAL (c=2)", params) == ["sal-2"]
+    runs = {("svhn", 0, name): (float(i), 99.0, 70.0) for i, name in enumerate(methods)}
+    [comparison] = [one for one in compare(results(runs), params) if one.setting.table == "main-cifar100"]
+    assert row(comparison, "svhn", "SAL: SAL").pairs["fpr95"].ours == 0
+    assert row(comparison, "svhn", "SAL: sal-paper").pairs["fpr95"].ours == 1
+    assert "SAL: holdout (our default); sal-paper: train (the paper's text)" in " ".join(shown(comparison).split())
+
+
+# --- the paper's points over π
+
+
+def test_the_papers_own_data_get_the_papers_own_points() -> None:
+    curves = {
+        (one.metric, one.ood): one.by_pi for one in paper_curves(params_of("main-cifar100"), ["svhn", "textures"])
+    }
+    assert set(curves) == {("err_in", "textures"), ("err_out", "textures"), ("fpr95", "svhn"), ("fpr95", "textures")}
+    assert list(curves["err_out", "textures"].values()) == [0.37, 0.30, 0.22, 0.20, 0.23, 0.26, 0.29]
+    assert curves["err_in", "textures"][0.05] == 0.031
+    assert curves["fpr95", "textures"][1.0] == pytest.approx(0.0592)
+    assert curves["fpr95", "svhn"] == pytest.approx({0.05: 0.0017, 0.1: 0.0007, 0.2: 0.0008, 0.5: 0.0002, 0.9: 0.0003})
+
+
+def test_other_data_get_points_that_say_whose_they_are() -> None:
+    params = params_of("default")
+    curves = paper_curves(params, params.data.ood)
+    assert all(one.ood is None and "other data: CIFAR-100, WRN-40-2" in one.name for one in curves)
+    (of_five,) = [one for one in curves if "mean of five" in one.name]
+    assert of_five.by_pi[0.05] == pytest.approx((0.17 + 6.21 + 0.94 + 0.84 + 5.77) / 500)

@@ -1,0 +1,364 @@
+"""The results table: numbers are those of numpy, the best are bold, each π is a table, and everything fits."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.runs import LABELS, METHODS, SEEDS, SETS, write_json, write_runs
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from rich.console import Console, RenderableType
+from salcli.sal.metrics import FPR95_CONVENTION
+
+from salcli.errors import BadArtifactError, MissingArtifactError, ParamsError
+from salcli.report.figures import write_sweep_figure
+from salcli.report.results import (
+    LOWER_IS_BETTER,
+    METRICS,
+    Place,
+    Results,
+    asked_for,
+    over_seeds,
+    results_frame,
+    results_grids,
+    results_view,
+    sweep_grid,
+    sweep_points,
+)
+
+Values = NDArray[np.floating]
+
+
+@pytest.fixture
+def values() -> Values:
+    return np.random.default_rng(0).uniform(size=(len(SETS), len(SEEDS), len(METHODS), len(METRICS)))
+
+
+def shown(renderable: RenderableType, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def table(folder: Path) -> str:
+    return shown(results_view(Results.from_folder(folder)))
+
+
+def markdown(folder: Path) -> str:
+    return "\n".join(grid.markdown() for grid in results_grids(Results.from_folder(folder)))
+
+
+# --- the numbers
+
+
+def test_means_and_deviations_are_those_of_numpy(tmp_path: Path, values: Values) -> None:
+    lines = results_frame(Results.from_folder(write_runs(tmp_path, values))).to_dict("records")
+    assert len(lines) == (len(SETS) + 1) * len(METHODS)
+    percent = 100 * values
+    truth = {**dict(zip(SETS, percent, strict=True)), "average": percent.mean(axis=0)}
+    for line in lines:
+        own = truth[line["ood"]][:, METHODS.index(line["method"])]  # seed × metric
+        assert (line["n_seeds"], line["pi"], line["label"]) == (len(SEEDS), "0.1", LABELS[line["method"]])
+        for i, metric in enumerate(METRICS):
+            assert line[f"{metric}_mean"] == pytest.approx(np.mean(own[:, i]))
+            assert line[f"{metric}_std"] == pytest.approx(np.std(own[:, i], ddof=1))
+
+
+def test_the_best_average_fpr95_comes_first_everywhere(tmp_path: Path, values: Values) -> None:
+    fpr95 = values[..., list(METRICS).index("fpr95")].mean(axis=(0, 1))
+    ranking = [METHODS[i] for i in np.argsort(fpr95)]
+    rows = Results.from_folder(write_runs(tmp_path, values)).rows()
+    assert [row.method for row in rows] == ranking * (len(SETS) + 1)
+
+
+def test_a_single_seed_has_no_deviation_and_a_single_set_no_average(tmp_path: Path, values: Values) -> None:
+    results = Results.from_folder(write_runs(tmp_path, values[:1, :1], SETS[:1]))
+    assert np.isnan(results.rows()[0].std["fpr95"])
+    (grid,) = results_grids(results)
+    for text in (shown(grid.rich()), grid.markdown(), grid.latex()):
+        assert "±" not in text
+        assert r"\pm" not in text
+        assert "average" not in text
+
+
+def test_a_method_that_is_missing_in_a_run_is_left_out_of_it(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values)
+    path = folder / "0/far/pi-0.1/evaluation/metrics.json"
+    content = json.loads(path.read_text())
+    del content["sal"]
+    path.write_text(json.dumps(content))
+    (row,) = [row for row in Results.from_folder(folder).rows() if (row.ood, row.method) == ("far", "sal")]
+    assert row.n_seeds == 2
+    assert row.mean["auroc"] == pytest.approx(100 * values[0, 1:, 0, 1].mean())
+
+
+def test_values_at_different_pi_are_never_averaged(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values, pi="0.5")
+    write_runs(tmp_path, 1 - values, pi="0.05")
+    results = Results.from_folder(folder)
+    assert results.shares == ["0.05", "0.5"]
+    low, high = results_grids(results)
+    assert (low.title, high.title) == ("OOD detection, in %, π 0.05", "OOD detection, in %, π 0.5")
+    assert FPR95_CONVENTION in high.notes
+    assert low.notes == []
+    frame = results_frame(results).set_index(["pi", "ood", "method"])
+    assert frame.loc[("0.5", "average", "knn"), "auroc_mean"] == pytest.approx(100 * values[:, :, 2, 1].mean())
+    assert frame.loc[("0.05", "average", "knn"), "auroc_mean"] == pytest.approx(100 * (1 - values[:, :, 2, 1].mean()))
+
+
+def test_variants_are_rows_with_labels_and_candidates_of_their_own(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values, methods=("sal", "sal-paper", "msp"))
+    for path in folder.glob("*/*/*/evaluation/metrics.json"):
+        content = json.loads(path.read_text())
+        content["sal-paper"]["label"] = "SAL (paper)"
+        path.write_text(json.dumps(content))
+        counts = {"n_id_train": 462, "n_calibration": 115, "n_wild": 1642, "n_candidates": 9}
+        write_json(path.parents[1] / "sal-paper" / "filter.json", counts)
+    text = markdown(folder)
+    assert "| SAL (paper) |" in text
+    assert "far candidates 70–72, far candidates of sal-paper 9" in text
+
+
+def test_the_table_is_made_without_torch(tmp_path: Path, values: Values) -> None:
+    write_runs(tmp_path, values)
+    code = (
+        "import sys; from pathlib import Path; from salcli.report.results import *; import salcli.report.paper\n"
+        f"results_view(Results.from_folder(Path({str(tmp_path / 'runs')!r})))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- the best are bold
+
+# close to each other, and halfway between what one decimal can show: 34.95% may become 34.9 or 35.0
+CLOSE = st.integers(0, 8).map(lambda step: (3490 + 5 * step) / 10_000) | st.floats(0, 1)
+
+
+@given(st.lists(CLOSE, min_size=15, max_size=15))
+def test_bold_is_what_no_other_number_on_the_page_beats(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[float]
+) -> None:
+    """As printed: two numbers that look the same are both bold, or neither."""
+    root = tmp_path_factory.mktemp("bold")
+    text = markdown(write_runs(root, np.array(drawn).reshape(1, 1, len(METHODS), len(METRICS)), SETS[:1]))
+    shutil.rmtree(root)
+    lines = [line for line in text.splitlines() if line.startswith("| far ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")][2:] for line in lines]
+    assert len(cells) == len(METHODS)
+    for i, metric in enumerate(METRICS):
+        column = [float(row[i].strip("*")) for row in cells]
+        best = min(column) if metric in LOWER_IS_BETTER else max(column)
+        assert [row[i].startswith("**") for row in cells] == [value == best for value in column]
+
+
+def test_every_format_has_the_same_bold_numbers(tmp_path: Path, values: Values) -> None:
+    (grid,) = results_grids(Results.from_folder(write_runs(tmp_path, values)))
+    console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(grid.rich())
+    assert isinstance(console.file, io.StringIO)
+    number = r"[\d.]+ ± [\d.]+"
+    in_rich = re.findall(rf"\x1b\[1m({number})\x1b\[0m", console.file.getvalue())
+    in_markdown = re.findall(rf"\*\*({number})\*\*", grid.markdown())
+    in_latex = re.findall(rf"\\textbf{{({number})}}", grid.latex().replace(r"$\pm$", "±"))
+    assert in_rich == in_markdown == in_latex
+    assert len(in_rich) >= (len(SETS) + 1) * len(METRICS)
+
+
+# --- the formats
+
+
+def test_the_table_for_people_fits_100_columns(tmp_path: Path, values: Values) -> None:
+    """Also with the widest numbers that there are."""
+    values[0, 0], values[0, 1:] = 1, 0
+    text = table(write_runs(tmp_path, values))
+    assert max(map(len, text.splitlines())) <= 100
+    assert re.search(r"33\.3 ± 57\.7", text)
+    assert all(label in text for label in LABELS.values())
+    assert " ".join(FPR95_CONVENTION.split()) in " ".join(text.split())
+
+
+def test_a_narrow_terminal_gets_the_means_uncut(tmp_path: Path, values: Values) -> None:
+    results = Results.from_folder(write_runs(tmp_path, values))
+    text = shown(results_view(results, width=80), width=80)
+    assert "±" not in text.replace("± std", "")
+    for row in results.rows():
+        assert all(f"{value:.1f}" in text for value in row.mean.values())
+    assert all(ood in text for ood in SETS)
+
+
+def test_a_short_schedule_is_said(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values)
+    path = folder / "0/far/pi-0.1/evaluation/metrics.json"
+    content = json.loads(path.read_text())
+    content["knn"]["short_schedule"] = True
+    path.write_text(json.dumps(content))
+    assert "KNN (short schedule)" in markdown(folder)
+    assert max(map(len, table(folder).splitlines())) <= 100
+
+
+def test_markdown_is_one_table_with_equally_many_cells_in_every_row(tmp_path: Path, values: Values) -> None:
+    lines = markdown(write_runs(tmp_path, values)).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert {line.count("|") for line in rows} == {len(METRICS) + 3}
+    assert len(rows) == 2 + (len(SETS) + 1) * len(METHODS)
+    assert set(rows[1]) <= set("|-: ")
+    assert FPR95_CONVENTION in lines
+
+
+def test_latex_has_complete_rows_and_no_raw_symbols(tmp_path: Path, values: Values) -> None:
+    (grid,) = results_grids(Results.from_folder(write_runs(tmp_path, values)))
+    body = [line for line in grid.latex().splitlines() if not line.startswith("%")]
+    assert body[0] == r"\begin{tabular}{llrrrrr}"
+    assert body[-1] == r"\end{tabular}"
+    rows = [line for line in body if line.endswith(r"\\")]
+    assert {line.count("&") for line in rows} == {len(METRICS) + 1}
+    assert len(rows) == 1 + (len(SETS) + 1) * len(METHODS)
+    text = "\n".join(body)
+    assert r"near\_one" in text
+    assert not re.search(r"[±↓↑]|(?<!\\)_", text)
+    assert text.count("{") == text.count("}")
+
+
+def test_the_notes_count_the_samples(tmp_path: Path, values: Values) -> None:
+    text = markdown(write_runs(tmp_path, values))
+    assert "Mean ± std over 3 seeds (average: over the OOD sets); best in bold; sorted by average FPR95." in text
+    assert (
+        "Samples: ID train 462, ID calibration 115, wild 1,642, ID test 288, far test 106, far candidates 70–72, "
+        "near_one test 106, near_one candidates 70–72." in text
+    )
+
+
+def test_wild_data_as_they_come_have_an_accuracy_alone(tmp_path: Path) -> None:
+    row = {"label": "SAL", **dict.fromkeys(METRICS), "id_accuracy": 0.9}
+    path = tmp_path / "runs/0/wild/pi-unknown/evaluation/metrics.json"
+    write_json(path, {"sal": row, "samples": {"id_test": 288, "ood_test": 0}})
+    text = markdown(tmp_path / "runs")
+    assert "| wild | SAL | unknown | unknown | unknown | unknown | **90.0** |" in text
+    assert "they need OOD images to test on (data.test_ood)" in text
+    assert FPR95_CONVENTION not in text
+
+
+# --- the folder
+
+
+def test_unseen_sets_are_named_with_the_wild_set_and_count_once(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values)
+    for wild, unseen in (("far", "near_one"), ("far", "far")):
+        path = folder / f"0/{wild}/pi-0.1/evaluation"
+        (path / "unseen" / unseen).mkdir(parents=True)
+        shutil.copy(path / "metrics.json", path / "unseen" / unseen)
+    results = Results.from_folder(folder)
+    assert results.ood_sets == ["far", "near_one", "near_one (wild far)"]
+    assert {row.n_seeds for row in results.rows() if row.ood == "far"} == {len(SEEDS)}
+
+
+def test_a_folder_that_is_no_run_is_passed_over(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values)
+    before = table(folder)
+    shutil.copytree(folder / "0", folder / "backup of 0")
+    assert table(folder) == before
+
+
+def test_runs_without_a_filter_are_shown_without_its_counts(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values)
+    for path in folder.rglob("filter.json"):
+        path.unlink()
+    assert "Samples: ID test 288, far test 106, near_one test 106." in markdown(folder)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"samples": 3}', '{"samples": {"id_test": 1}}', "3", "null",
+    '{"sal": {"fpr95": 0.1}, "samples": {"id_test": 1, "ood_test": 1}}',
+    '{"sal": 1, "samples": {"id_test": 1, "ood_test": 1}}',
+    '{"sal": {"fpr95": "low", "auroc": 1, "aupr_in": 1, "aupr_out": 1, "id_accuracy": 1}, '
+    '"samples": {"id_test": 1, "ood_test": 1}}',
+])  # fmt: skip
+def test_foreign_metrics_are_refused_with_the_command_that_makes_them(
+    tmp_path: Path, values: Values, content: str
+) -> None:
+    folder = write_runs(tmp_path, values)
+    (folder / "3/far/pi-0.1/evaluation/metrics.json").write_text(content)
+    with pytest.raises(BadArtifactError, match=r"metrics.json is damaged .* evaluate own --ood far --pi 0.1 --seed 3"):
+        Results.from_folder(folder)
+
+
+def test_an_empty_folder_says_how_to_fill_it(tmp_path: Path) -> None:
+    with pytest.raises(MissingArtifactError, match="make one with: dvc repro, or salcli evaluate"):
+        Results.from_folder(tmp_path)
+
+
+def test_evaluations_that_are_not_asked_for_are_left_out_and_counted(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values)
+    write_runs(tmp_path, values, pi="0.2")
+    data = {"ood": [SETS[0]], "pi": [0.1], "test_ood": ["other"]}
+    only = asked_for({"seeds": [SEEDS[0]], "data": data})
+    assert only == {Place(SEEDS[0], SETS[0], "0.1", test) for test in (SETS[0], "other")}
+    results = Results.from_folder(folder, only)
+    assert set(zip(results.runs["seed"], results.runs["ood"], results.runs["pi"], strict=True)) == {(0, "far", "0.1")}
+    n_left_out = 2 * len(SETS) * len(SEEDS) - 1
+    assert f"Left out: {n_left_out} evaluations" in shown(results_view(results))
+    with pytest.raises(ParamsError, match=r"params.yaml is not valid"):
+        asked_for({"seeds": [0]})
+
+
+def test_just_written_files_are_shown_like_a_folder(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values)
+    paths = sorted(folder.glob("*/*/*/evaluation/metrics.json"))
+    assert shown(results_view(Results.read(paths))) == table(folder)
+
+
+# --- SAL over π
+
+
+@pytest.fixture
+def swept(tmp_path: Path, values: Values) -> Path:
+    """Both sets and all seeds at two values of π; at π = 1 no wild ID data."""
+    write_runs(tmp_path, values, pi="1")
+    for path in tmp_path.glob("runs/*/*/pi-1/sal/filter.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "err_in": None}))
+    return write_runs(tmp_path, values, pi="0.1")
+
+
+def test_points_of_the_sweep_come_from_what_dvc_has_built(swept: Path, values: Values) -> None:
+    write_json(swept / "3/far/pi-0.1/sal/theory.json", {"zeta": 1.5})
+    points = sweep_points(swept)
+    assert [(point.ood, point.pi, point.seed) for point in points] == [
+        (ood, pi, seed) for ood in SETS for pi in (0.1, 1) for seed in SEEDS
+    ]
+    (one,) = [point for point in points if (point.ood, point.pi, point.seed) == ("far", 0.1, 3)]
+    assert (one.n_wild, one.n_candidates, one.err_in, one.err_out, one.zeta) == (1642, 71, 0.05, 0.4, 1.5)
+    assert (one.fpr95, one.auroc) == (values[0, 1, 0, 0], values[0, 1, 0, 1])
+
+
+def test_the_table_of_the_sweep_has_a_gap_where_there_is_no_wild_id_data(swept: Path) -> None:
+    text = shown(sweep_grid(sweep_points(swept)).rich())
+    assert max(map(len, text.splitlines())) <= 100
+    assert all(word in text for word in ("ERR_in", "ERR_out", "FPR95", "AUROC", *SETS, "–: at π = 1"))
+    (low, high) = [line.split() for line in text.splitlines() if " 1,642 " in line][:2]
+    assert low[:7] == ["far", "0.1", "1,642", "70–72", "5.0", "±", "0.0"]
+    assert high[:4] == ["1", "1,642", "70–72", "–"]
+
+
+def test_mean_and_std_are_over_the_seeds_that_have_a_value(swept: Path, tmp_path: Path) -> None:
+    point = replace(sweep_points(swept)[0], err_in=0.2, err_out=None)
+    points = [point, replace(point, seed=1, err_in=0.4), replace(point, seed=2, err_in=None)]
+    assert over_seeds(points, "err_in") == pytest.approx((0.3, 0.1 * 2**0.5))
+    assert all(value != value for value in over_seeds(points, "err_out"))
+    write_sweep_figure(points, [], "any data", [tmp_path / "figure.svg"])
+    assert "3 seeds" in (tmp_path / "figure.svg").read_text()
+
+
+def test_a_sweep_without_evaluations_says_how_to_make_them(tmp_path: Path) -> None:
+    with pytest.raises(MissingArtifactError, match=r"no evaluation of sal .* dvc repro"):
+        sweep_points(tmp_path)
