@@ -1,21 +1,17 @@
-"""How long steps tell that they get on. Stages speak to this protocol; who shows it is not their business."""
-
-from __future__ import annotations
+"""Progress reporting for long-running steps. Stages report to these protocols; the CLI shows them."""
 
 import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Task(Protocol):
-    """A step under way."""
+    """A running step."""
 
     def advance(self, n: int, **values: float) -> None:
-        """n more units are done; `values` are the latest figures worth showing."""
+        """n more units are done; `values` are the latest metrics worth showing."""
         ...
 
     def skip(self, n: int) -> None:
@@ -23,15 +19,16 @@ class Task(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Something that people should know."""
+        """Show a message."""
         ...
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Shows steps."""
 
     def task(self, name: str, total: int, unit: str) -> AbstractContextManager[Task]:
-        """Begin a step of `total` units, 0 where nobody knows how many. The unit "bytes" is shown in MB."""
+        """Begin a step of `total` units; 0 if the total is not known. The unit "bytes" is shown in MB."""
         ...
 
 
@@ -40,17 +37,16 @@ class Silent:
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[Task]:
-        """Begin a step that nobody watches."""
         yield self
 
     def advance(self, n: int, **values: float) -> None:
-        """Nobody watches."""
+        pass
 
     def skip(self, n: int) -> None:
-        """Nobody watches."""
+        pass
 
     def note(self, text: str) -> None:
-        """Nobody reads it."""
+        pass
 
 
 def world_size() -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from inspect import unwrap
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class BatchResult(NamedTuple):
     n_correct: Tensor
 
 
+@runtime_checkable
 class SgdConfig(Protocol):
     """Every section of params.yaml that describes a training run."""
 

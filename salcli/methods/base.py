@@ -14,7 +14,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ class Method(ABC):  # noqa: B024
         self.params: Any = params
 
     @classmethod
-    def from_params(cls, params: Any) -> Self:
+    def from_params(cls, params: Any) -> Method:
         """The method with its hyper-parameters of params.yaml."""
         return cls(params.methods.of(cls.name))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -176,7 +176,7 @@ class EncoderParams(SgdParams):
     head: HeadParams
 
     @model_validator(mode="after")
-    def _has_time_to_warm_up(self) -> Self:
+    def _has_time_to_warm_up(self) -> EncoderParams:
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs is {self.warmup_epochs}, but must be less than epochs, {self.epochs}")
         return self
@@ -276,7 +276,7 @@ class KnnPlus(_Contrastive):
         self.k = k
 
     @classmethod
-    def from_params(cls, params: Any) -> Self:
+    def from_params(cls, params: Any) -> KnnPlus:
         return cls(params.methods.of(cls.name), k=params.methods.of("knn").k)
 
     def views(self, distort: Distortions, network: Any, images: Tensor, labels: Tensor) -> Batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -51,7 +51,7 @@ class FilterParams(Section):
     labels: Literal["predicted", "random"]
 
     @model_validator(mode="after")
-    def _calibration_fits_score(self) -> Self:
+    def _calibration_fits_score(self) -> FilterParams:
         if self.calibration == "id-svd" and self.score != TAU:
             raise ValueError(
                 f"calibration id-svd is about singular vectors, which only score sal has, not {self.score}; "
@@ -141,7 +141,7 @@ class SalPostHoc(PostHoc):
     needs_wild = True
 
     @classmethod
-    def from_params(cls, params: Any) -> Self:
+    def from_params(cls, params: Any) -> SalPostHoc:
         return cls(params.filter)
 
     def fit(self, known: Known) -> None:

@@ -6,12 +6,12 @@ not count. The code of a method counts only where the method is used. Imports ne
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from salcli.data.catalogue import custom_path, data_root, read_from
@@ -32,6 +32,9 @@ STAGES = {
 }
 # They cannot change a result: the params schema only checks values, which DVC sees as they are.
 WITHOUT_RESULT = ("salcli.errors", "salcli.progress", "salcli.params", "salcli.store.layout")
+# At the top level only: what is imported inside a function does not change the result of a stage.
+IMPORT = re.compile(r"^from (salcli[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+WORD = re.compile(r"\w+")
 DECLARATION = re.compile(r'^@method\("([^"]+)"', re.MULTILINE)
 FAMILIES = PACKAGE / "methods"
 TAU, AUTO = "sal", "auto"
@@ -87,7 +90,7 @@ def code_of(module: str) -> str:
     """The fingerprint of a module of salcli and of all modules of salcli that it imports."""
     digest = hashlib.sha256()
     for name in sorted(closure(module)):
-        digest.update(f"{name}\0{_normalised(_path_of(name))}\0".encode())
+        digest.update(f"{name}\0{_compiled(_path_of(name))}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -116,28 +119,27 @@ def _path_of(module: str) -> Path:
 
 
 @cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@cache
 def _imports(path: Path) -> tuple[str, ...]:
-    """Modules of salcli that a file imports at its top level."""
-    nodes = [node for node in _parsed(path).body if isinstance(node, ast.ImportFrom) and node.module]
-    names = [(str(node.module), alias.name) for node in nodes for alias in node.names]
-    return tuple(
-        name for module, member in names for name in (module, f"{module}.{member}") if name.startswith("salcli")
-    )
+    """Modules of salcli that a file imports at its top level, and names in them."""
+    found = IMPORT.findall(path.read_text(encoding="utf-8"))
+    return tuple(name for module, names in found for name in (module, *(f"{module}.{m}" for m in WORD.findall(names))))
 
 
 @cache
-def _normalised(path: Path) -> str:
-    """The syntax tree without docstrings: comments and formatting are not part of it."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
-            node.body = node.body[1:]
-    return ast.dump(tree)
+def _compiled(path: Path) -> str:
+    """What the interpreter runs, without docstrings, comments and line numbers."""
+    return _described(compile(path.read_bytes(), path.name, "exec", dont_inherit=True, optimize=2))
+
+
+def _described(code: CodeType) -> str:
+    constants = [_described(c) if isinstance(c, CodeType) else _constant(c) for c in code.co_consts]
+    names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return repr((names, code.co_flags, code.co_argcount, code.co_kwonlyargcount, code.co_code, constants))
+
+
+def _constant(value: object) -> str:
+    """Sets of constants have no order."""
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _custom_code(name: str, folder: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY
+from helpers.quick import REPOSITORY
 from helpers.cli import process, salcli
 from helpers.detectors import EXPERIMENT, SEED, id_images, random_detector, stored_scores, write_pngs
 from PIL import Image

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import OOD, REPOSITORY, SEED
+from helpers.quick import OOD, REPOSITORY, SEED
 from helpers.two_processes import batch_norm, image_network, vector_network
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import Result
 from typer.testing import CliRunner
 
-from salcli.cli import app
+from salcli.cli.app import app
 
 CONSOLE_SCRIPT = str(Path(sys.executable).with_name("salcli"))
 

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from conftest import OOD, SEED
+from helpers.quick import OOD, SEED
 
 from salcli.artifacts import layout
 from salcli.artifacts.fingerprint import fingerprint

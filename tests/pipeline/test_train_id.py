@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SEED
+from helpers.quick import SEED
 from test_resume import params_with
 
 from salcli.artifacts import layout
