@@ -19,7 +19,7 @@ lint: $(INSTALLED)  ## ruff and mypy
 	ruff format --check .
 	mypy
 
-bench: $(INSTALLED)  ## how fast, beside the other ways (on a quiet machine; some minutes)
+bench: $(INSTALLED)  ## compare speeds (on a quiet machine; some minutes)
 	python -m benchmarks.speed
 
 env: $(INSTALLED)  ## the virtual environment alone
@@ -32,5 +32,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
 	touch $@
 
-clean:  ## remove everything that was made, but not the environment
-	rm -rf data/prepared data/splits runs scratch dvc_plots .dvc/cache .dvc/tmp
+clean:  ## remove everything that was built, but not the environment
+	rm -rf data/prepared data/splits data/unseen runs scratch sweep .salcli dvc_plots .dvc/cache .dvc/tmp

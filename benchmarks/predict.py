@@ -1,12 +1,12 @@
-"""How many images a second `predict` scores, beside a bare forward pass with the same loader.
+"""Images per second of `predict`, against a bare forward pass with the same loader.
 
     python benchmarks/predict.py [--images FOLDER] [--n 2048] [--backbone small-cnn wrn-16-2] [--repeats 15]
 
 Without a folder, PNG files of noise are made. Both sides read the same files with the same threads, decode one batch
-ahead and run the same network in batches of the same size. The bare pass throws its outputs away; `predict` makes
-classes, probabilities, scores, decisions and p-values of them and writes a CSV file. They take turns, each first in
-every other round; the ratio is the median over the rounds, of wall time and of the CPU time of all threads, since a
-machine that others use, too, is not equally fast from one round to the next. Loading Python and torch is in neither.
+ahead and run the same network in batches of the same size. The bare pass throws its outputs away; `predict` turns them
+into classes, probabilities, scores, decisions and p-values, and writes a CSV file. They take turns, and the order
+changes with every round. The ratio is the median over the rounds, of wall time and of the CPU time of all threads,
+because the speed of a shared machine changes from round to round. Loading Python and torch is not included.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from salcli.artifacts.detector import ImageFormat, StoredDetector
-from salcli.data.image_folder import image_files
+from salcli.data.folders import image_files
 from salcli.detector.detector import Detector
-from salcli.detector.file_pass import decoded
-from salcli.detector.prefetch import one_ahead
-from salcli.detector.scorer import BATCH_SIZE
+from salcli.detector.images import ImageFormat, one_ahead, read_files
+from salcli.detector.predict import Tally, row_writer
 from salcli.models.network import NetworkSpec, OodClassifier
-from salcli.reporting.prediction_rows import CsvWriter, Tally
 
 N_CLASSES, N_CALIBRATION = 10, 5_000
 FORMATS = {"small-cnn": ImageFormat(channels=1, size=8)}  # as in the demo; all others as for CIFAR
@@ -49,14 +46,14 @@ def main() -> None:
         for backbone in options.backbone:
             wanted = FORMATS.get(backbone, CIFAR)
             files = image_files(options.images)[: options.n] if options.images else noise(folder, options.n, wanted)
-            bare, predicted = measure(detector(backbone, wanted), files, Path(folder), options.repeats)
+            bare, predicted = measure(untrained_detector(backbone, wanted), files, Path(folder), options.repeats)
             rates = "".join(f"{len(files) / median(wall):11,.0f}" for wall, _ in (bare, predicted))
             ratios = (median(np.divide(one, other)) for one, other in zip(bare, predicted, strict=True))
             print(f"{backbone:12}{len(files):8,}{rates}" + "".join(f"{ratio:13.1%}" for ratio in ratios))
 
 
 def measure(detector: Detector, files: tuple[Path, ...], folder: Path, repeats: int) -> list[list[list[float]]]:
-    """Seconds and CPU seconds of each round, of the bare pass and of predict, after a round to warm up."""
+    """Seconds and CPU seconds of each round, of the bare pass and of predict, after one round to warm up."""
     seconds: list[list[list[float]]] = [[[], []], [[], []]]
     for n in range(repeats + 1):
         pairs = list(zip((bare_pass, predict), seconds, strict=True))
@@ -70,41 +67,40 @@ def measure(detector: Detector, files: tuple[Path, ...], folder: Path, repeats: 
 
 
 def bare_pass(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:
-    """Nothing but reading and the network."""
-    wanted, network = detector.stored.images, detector.stored.network
-    with closing(one_ahead(decoded(files, wanted, BATCH_SIZE))) as parts, torch.inference_mode():
+    """Only reading and the network."""
+    decoded = read_files(files, detector.image_format, detector.batch_size)
+    with closing(one_ahead(decoded)) as parts, torch.inference_mode():
         for part in parts:
-            network(torch.from_numpy(part.images))
+            detector.scorer(torch.from_numpy(part.images))
 
 
 def predict(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:
-    """What the command does once all is loaded."""
-    tally = Tally()
+    """What the command does after loading."""
+    tally = Tally(detector.threshold, detector.id_quantile)
     with (folder / "scores.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = CsvWriter(file)
+        write = row_writer(file, "csv")
         for part in detector.scan(files):
-            writer.write(part)
+            write(part)
             tally.add(part)
     assert tally.n_images == len(files)
 
 
-def detector(backbone: str, wanted: ImageFormat) -> Detector:
-    """With random weights: they take as long as trained ones."""
+def untrained_detector(backbone: str, wanted: ImageFormat) -> Detector:
+    """With random weights, which take as long as trained ones."""
     torch.manual_seed(0)
     spec = NetworkSpec(backbone, N_CLASSES, (0.5,) * wanted.channels, (0.25,) * wanted.channels)
     calibration = np.sort(np.random.default_rng(0).standard_normal(N_CALIBRATION)).astype(np.float32)
-    names = tuple(map(str, range(N_CLASSES)))
-    return Detector(StoredDetector(OodClassifier(spec).eval(), wanted, names, calibration, {}), device="cpu")
+    return Detector(OodClassifier(spec), wanted, tuple(map(str, range(N_CLASSES))), calibration, {}, device="cpu")
 
 
 def noise(folder: str, n: int, wanted: ImageFormat) -> tuple[Path, ...]:
     """PNG files of the size that the network takes."""
-    place, rng = Path(folder) / f"{wanted.size}-{wanted.channels}", np.random.default_rng(0)
-    place.mkdir(exist_ok=True)
-    axes = (wanted.size, wanted.size) if wanted.channels == 1 else (wanted.size, wanted.size, wanted.channels)
+    path, rng = Path(folder) / f"{wanted.size}-{wanted.channels}", np.random.default_rng(0)
+    path.mkdir(exist_ok=True)
+    shape = (wanted.size, wanted.size) if wanted.channels == 1 else (wanted.size, wanted.size, wanted.channels)
     for i in range(n):
-        Image.fromarray(rng.integers(0, 256, axes, dtype=np.uint8)).save(place / f"{i:06}.png")
-    return image_files(place)
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path / f"{i:06}.png")
+    return image_files(path)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from salcli.detector.detector import Detector
 
 __all__ = ["Detector", "__version__"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:

@@ -1,100 +1,199 @@
-"""filter beside dense SVDs; how its time and its memory grow."""
+"""The filter against dense SVDs, the growth of its time and memory, and the price of storing logits."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from benchmarks.speed.clock import seconds_of, shown, side_by_side
-from benchmarks.speed.made_up import OOD, SEED, gradient_experiment
-from benchmarks.speed.memory import peak_of
-from benchmarks.speed.other_ways import dense_scores, dense_svd
-from benchmarks.speed.rows import Goal, Row, Sizes
-from salcli.sal.gradients import Factors
-from salcli.stages import filter as filter_stage
-from salcli.stages.separators import Gradients
+from benchmarks.speed.made_up import Setup, filter_project
+from benchmarks.speed.measuring import (
+    Goal,
+    Peak,
+    Row,
+    Sizes,
+    Timed,
+    lowest_peak,
+    peak_during,
+    seconds_of,
+    seconds_text,
+    side_by_side,
+)
+from salcli.methods.sal import labeled, tau, unlabeled
+from salcli.pipeline import filter as filter_stage
+from salcli.pipeline.inputs import id_representation, wild_representation
+from salcli.sal.gradients import Factors, FactorSource, Gradients, Representation
+from salcli.store.formats import CHUNK_BYTES, RepresentationFile
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from benchmarks.speed.made_up import Experiment
-    from salcli.artifacts.gradients import GradientFile
-
-SAME = 1e-5  # of the largest score
-SMALLER = 8  # each side of the dense SVD that a whole one is extrapolated from
+TOLERANCE = 1e-5  # of the largest score
+SHRINK = 8  # each side of the dense SVD that the time of the whole one is extrapolated from
+Scores = tuple[np.ndarray, np.ndarray]  # of the wild samples, of the calibration samples
+Item = TypeVar("Item", Factors, Representation)
 
 
-def rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    """Six lines of the table."""
+def filtering(sizes: Sizes, folder: Path) -> Iterator[Row]:
     shape = sizes.classes, sizes.features
     size = f"m {sizes.wild:,}, K {sizes.classes}, D {sizes.features}"
-    made = gradient_experiment(folder / "m", sizes.wild, *shape)
-    yield _against_dense_classes(made, sizes, size)
+    conditional = filter_project(folder / "m", sizes.wild, *shape)
+    yield _against_dense_svds(conditional, sizes, size)
 
-    agnostic = gradient_experiment(folder / "agnostic", sizes.wild, *shape, filter__svd="class-agnostic")
-    ours = [seconds_of(lambda: _filter(agnostic)) for _ in range(sizes.repeats)]
-    m, width = sizes.wild // SMALLER, sizes.classes * sizes.features // SMALLER
-    dense = seconds_of(lambda: dense_svd(m, width)) * SMALLER**3
-    yield Row(
-        f"filter, class-agnostic, {size} / one dense SVD",
-        Goal(200), dense / min(ours), shown(ours), f"{dense:,.0f} s",
-        note=f"extrapolated from {m:,} × {width:,}, whose time grows with the cube of the sides",
-    )  # fmt: skip
+    agnostic = filter_project(folder / "agnostic", sizes.wild, *shape, "class-agnostic")
+    yield _against_one_dense_svd(agnostic, sizes, size)
+    yield _against_residuals_in_memory(agnostic, sizes, size)
 
-    double = gradient_experiment(folder / "2m", 2 * sizes.wild, *shape)
-    timed = side_by_side(lambda: _filter(double), lambda: _filter(made), sizes.repeats)
-    yield Row(
-        "filter, time at 2m / at m", Goal(2.1, at_most=True), timed.times_longer, shown(timed.ours), shown(timed.other)
-    )
+    double = filter_project(folder / "2m", 2 * sizes.wild, *shape)
+    timed = side_by_side(lambda: _filter(double), lambda: _filter(conditional), sizes.repeats)
+    yield Row.of_times("filter, time at 2m / at m", Goal(2.1, at_most=True), timed)
 
     for svd in ("class-conditional", "class-agnostic"):
-        peaks = [peak_of("filter", n, *shape, svd, repeats=2).own for n in (4 * sizes.wild, sizes.wild)]
-        yield Row(
-            f"filter, {svd}, peak memory at 4m / at m",
-            Goal(1.1, at_most=True), peaks[0] / peaks[1], f"{peaks[0]:.0f} MB", f"{peaks[1]:.0f} MB",
-        )  # fmt: skip
+        peaks = [lowest_peak(peak_of_filter, n, *shape, svd, repeats=2) for n in (4 * sizes.wild, sizes.wild)]
+        yield Row.of_memory(f"filter, {svd}, peak memory at 4m / at m", *peaks)
 
     big = sizes.big_wild, sizes.big_classes, sizes.big_features
-    started = time.perf_counter()
-    peak = peak_of("filter", *big).whole
-    dense_gb = 4 * big[0] * big[1] * big[2] / 1e9
+    peaks = []
+    seconds = seconds_of(lambda: peaks.append(lowest_peak(peak_of_filter, *big)))
     yield Row(
-        f"filter, m {big[0]:,}, K {big[1]:,}, D {big[2]:,}, peak memory",
-        Goal(1.5, at_most=True), peak / 1024, f"{peak:.0f} MB", f"{dense_gb:,.0f} GB dense",
-        unit="GB", note=f"{time.perf_counter() - started:.0f} s with making up its {big[0]:,} gradients",
-    )  # fmt: skip
+        what=f"filter, m {big[0]:,}, K {big[1]:,}, D {big[2]:,}, peak memory",
+        goal=Goal(1.5, at_most=True),
+        value=peaks[0].whole / 1024,
+        ours=f"{peaks[0].whole:.0f} MB",
+        baseline=f"{4 * big[0] * big[1] * big[2] / 1e9:,.0f} GB dense",
+        unit="GB",
+        note=f"{seconds_text(seconds)}, including the time to write its random representations",
+    )
 
 
-def _filter(made: Experiment) -> tuple[np.ndarray, np.ndarray]:
-    found = filter_stage.run(made.workspace, made.params, OOD, SEED).candidates
+def peak_of_filter(n_wild: int, n_classes: int, n_features: int, svd: str = "class-conditional") -> Peak:
+    """After a small run, so that all code is loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        _filter(filter_project(Path(folder, "small"), 4 * n_classes, n_classes, n_features, svd))
+        large = filter_project(Path(folder, "large"), n_wild, n_classes, n_features, svd)
+        return peak_during(lambda: _filter(large))
+
+
+def _against_dense_svds(setup: Setup, sizes: Sizes, size: str) -> Row:
+    factors = [_in_memory(gradients) for gradients in _gradients(setup)]
+    expected: list[Scores] = []
+    ours = [seconds_of(lambda: _filter(setup)) for _ in range(sizes.repeats)]
+    dense = seconds_of(lambda: expected.append(_dense_scores(*factors, range(sizes.classes))))
+    difference = _check_same(_filter(setup), expected[0])
+    return Row.of_times(
+        f"filter, class-conditional, {size} / dense SVDs",
+        Goal(40),
+        Timed(ours, [dense]),
+        note=f"scores differ by at most {difference:.0e} of the largest",
+    )
+
+
+def _against_one_dense_svd(setup: Setup, sizes: Sizes, size: str) -> Row:
+    ours = [seconds_of(lambda: _filter(setup)) for _ in range(sizes.repeats)]
+    m, width = sizes.wild // SHRINK, sizes.classes * sizes.features // SHRINK
+    noise = np.random.default_rng(0).standard_normal((m, width))
+    dense = seconds_of(lambda: np.linalg.svd(noise, full_matrices=False)) * SHRINK**3
+    return Row.of_times(
+        f"filter, class-agnostic, {size} / one dense SVD",
+        Goal(200),
+        Timed(ours, [dense]),
+        note=f"extrapolated from {m:,} × {width:,}: the time grows with the cube of the sides",
+    )
+
+
+def _against_residuals_in_memory(setup: Setup, sizes: Sizes, size: str) -> Row:
+    """Files hold logits, so every pass of the iteration reads them and computes their softmax again."""
+    from_files = _gradients(setup)
+    residuals = [ResidualsInMemory(**vars(_in_memory(gradients))) for gradients in from_files]
+    logits = [
+        replace(gradients, source=LogitsInMemory(**vars(gradients.source.whole())))  # type: ignore[attr-defined]
+        for gradients in from_files
+    ]
+
+    def scores(wild: FactorSource, calibration: FactorSource, id_train: FactorSource) -> Scores:
+        found = tau(wild, [wild, calibration], id_train, sizes.classes, setup.params.filter)
+        return found[0].numpy(), found[1].numpy()
+
+    _check_same(scores(*from_files), scores(*residuals))
+    timed = side_by_side(lambda: scores(*from_files), lambda: scores(*residuals), sizes.repeats)
+    softmax = side_by_side(lambda: scores(*logits), lambda: scores(*residuals), sizes.repeats)
+    return Row.of_times(
+        f"τ, class-agnostic, {size}, from files of logits / from residuals in memory",
+        Goal(1.5, at_most=True),
+        timed,
+        note=f"from logits in memory, so without reading files: {softmax.times_longer:.3g} ×",
+    )
+
+
+# -- the same scores in other ways
+
+
+def _filter(setup: Setup) -> Scores:
+    found = filter_stage.run(*setup).candidates
     return found.wild_score, found.calibration_score
 
 
-def _against_dense_classes(made: Experiment, sizes: Sizes, size: str) -> Row:
-    ours = [seconds_of(lambda: _filter(made)) for _ in range(sizes.repeats)]
-    gradients = Gradients.open(made.workspace, OOD, SEED)
-    wild, calibration, id_train = (
-        _in_memory(file) for file in (gradients.wild, gradients.calibration, gradients.id_train)
+def _gradients(setup: Setup) -> tuple[Gradients, Gradients, Gradients]:
+    """Of the wild, calibration and ID training samples, from files, as the filter takes them."""
+    workspace, params, experiment = setup
+    wild = wild_representation(workspace, experiment)
+    calibration = id_representation(workspace, "calibration", experiment)
+    return (
+        unlabeled(wild, params.filter, experiment.seed, "wild"),
+        unlabeled(calibration, params.filter, experiment.seed, "calibration"),
+        labeled(id_representation(workspace, "train", experiment), params.filter),
     )
-    started = time.perf_counter()
-    by_the_book = dense_scores(wild, calibration, id_train, range(sizes.classes))
-    dense = time.perf_counter() - started
-    apart = max(np.abs(own - exact).max() / exact.max() for own, exact in zip(_filter(made), by_the_book, strict=True))
-    if apart > SAME:
-        raise AssertionError(f"scores differ from the dense ones by {apart:.1e} of the largest")
-    return Row(
-        f"filter, class-conditional, {size} / dense SVDs",
-        Goal(40), dense / min(ours), shown(ours), f"{dense:.3g} s",
-        note=f"scores differ by at most {apart:.0e} of the largest",
-    )  # fmt: skip
 
 
-def _in_memory(file: GradientFile) -> Factors:
-    chunks = list(file.chunks())
-    return Factors(
-        *(torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("residual", "feature", "label"))
-    )
+def _in_memory(gradients: Gradients) -> Factors:
+    assert isinstance(gradients.source, RepresentationFile)
+    return next(replace(gradients, source=gradients.source.whole()).chunks())
+
+
+class ResidualsInMemory(Factors):
+    """With chunks as large as those of a file: larger ones would not fit in the caches of a CPU."""
+
+    def chunks(self) -> Iterator[Factors]:
+        for rows in _chunk_rows(len(self), self.residual, self.feature):
+            yield self[rows]
+
+
+class LogitsInMemory(Representation):
+    """Likewise."""
+
+    def chunks(self) -> Iterator[Representation]:
+        for rows in _chunk_rows(len(self), self.logits, self.feature):
+            yield Representation(self.feature[rows], self.logits[rows], self.label[rows])
+
+
+def _chunk_rows(n: int, *columns: torch.Tensor) -> Iterator[slice]:
+    n_at_once = max(1, CHUNK_BYTES // (4 * sum(column.shape[1] for column in columns)))
+    for start in range(0, n, n_at_once):
+        yield slice(start, start + n_at_once)
+
+
+def _dense_scores(wild: Factors, calibration: Factors, id_train: Factors, classes: Iterable[int]) -> Scores:
+    """Class-conditional τ by its definition: build G of a class, take its SVD, project on the first right vector."""
+    sources = wild, calibration
+    scores = np.full(len(wild), np.nan), np.full(len(calibration), np.nan)
+    for k in classes:
+        reference = _dense(id_train.of_class(k)).mean(axis=0)
+        G = _dense(wild.of_class(k)) - reference
+        v = np.linalg.svd(G, full_matrices=False)[2][0]
+        for values, source in zip(scores, sources, strict=True):
+            values[source.label.numpy() == k] = ((_dense(source.of_class(k)) - reference) @ v) ** 2
+    return scores
+
+
+def _dense(factors: Factors) -> np.ndarray:
+    return factors.to(torch.device("cpu"), torch.float64).dense().numpy()
+
+
+def _check_same(ours: Scores, expected: Scores) -> float:
+    """The largest difference, relative to the largest score."""
+    difference = max(float(np.abs(own - exact).max() / exact.max()) for own, exact in zip(ours, expected, strict=True))
+    if not difference <= TOLERANCE:  # NaN is not the same either
+        raise AssertionError(f"scores differ from the expected ones by {difference:.1e} of the largest")
+    return difference

@@ -1,10 +1,11 @@
 """The Typer application: its commands, and errors as people see them. Mistakes in options are reported by Typer."""
 
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from errno import ENOSPC
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ def friendly_errors() -> Iterator[None]:
     """Turn what a user can fix into one message and an exit code. Everything else is a bug and shows its traceback."""
     try:
         yield
+        sys.stdout.flush()  # a full disk is noticed here, not when Python ends
     except SalError as error:
         _fail(f"error: {error}", BAD_INPUT)
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
@@ -44,8 +46,10 @@ def friendly_errors() -> Iterator[None]:
 
 
 def _fail(message: str, code: int) -> None:
-    with suppress(OSError):  # a full disk has been reported, or will be
+    try:
         sys.stdout.flush()
+    except OSError:  # reported here once, so Python must not try again when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not is_main_process():  # most errors happen in all processes: the main one speaks first, and ends the others
         time.sleep(SECONDS_FOR_MAIN)
         message = f"process {rank()}: {message}"
@@ -54,6 +58,10 @@ def _fail(message: str, code: int) -> None:
 
 
 class _Group(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with friendly_errors():  # --help is printed here
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         with friendly_errors():
             return super().invoke(ctx)
@@ -67,13 +75,13 @@ app = typer.Typer(
     "By hand: prepare, train-id, extract-grads, filter, train-ood, evaluate, table.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"salcli {__version__}")
+        print(f"salcli {__version__}", flush=True)
         raise typer.Exit
 
 

@@ -40,7 +40,7 @@ def predict(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH…",
+            metavar="PATH",
             help="Image files, folders (whole trees), quoted patterns such as 'new/**/*.jpg', "
             "or - for a list of paths on standard input.",
         ),
@@ -62,7 +62,7 @@ def predict(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     allow_import: AllowImport = False,
 ) -> None:
-    """Say of each image: its class, its OOD score, whether it is OOD, and a p-value.
+    """Predict for each image: its class, its OOD score, whether it is OOD, and a p-value.
 
     Exit code 0, or 3 with --fail-on-ood if any image is OOD, or 2 if nothing could be done.
     """

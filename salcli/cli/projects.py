@@ -100,18 +100,26 @@ def init(
     weights: Annotated[
         Path | None,
         typer.Option(
-            "--weights", help="Its state dict, .safetensors or .pt: no training then.", rich_help_panel=CUSTOM
+            "--weights",
+            help="The network's state dict, .safetensors or .pt; train-id then trains nothing.",
+            rich_help_panel=CUSTOM,
         ),
     ] = None,
     head: Annotated[
         str | None,
-        typer.Option("--head", help="Its last linear layer, if that is not found.", rich_help_panel=CUSTOM),
+        typer.Option("--head", help="The network's last linear layer, if it is not found.", rich_help_panel=CUSTOM),
     ] = None,
     mean: Annotated[
         str | None,
-        typer.Option("--mean", help="What its input is normalised with, 0 to 1: 0.5 or R,G,B.", rich_help_panel=CUSTOM),
+        typer.Option(
+            "--mean",
+            help="Mean that the network's input is normalised with, 0 to 1: 0.5 or R,G,B.",
+            rich_help_panel=CUSTOM,
+        ),
     ] = None,
-    std: Annotated[str | None, typer.Option("--std", help="Likewise.", rich_help_panel=CUSTOM)] = None,
+    std: Annotated[
+        str | None, typer.Option("--std", help="Its standard deviation, in the same form.", rich_help_panel=CUSTOM)
+    ] = None,
 ) -> None:
     """Make a folder ready for `dvc repro`: params.yaml, dvc.yaml, and DVC itself.
 
@@ -174,7 +182,7 @@ def _check_options(given: Mapping[str, object], preset: str) -> None:
 data = typer.Typer(
     help="List data sets and fetch them from the web.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -21,6 +21,8 @@ from salcli.cli.session import (
 )
 from salcli.errors import ParamsError, ReviewError, UsageMistakeError, unknown_name
 
+ReadScratch = Annotated[bool, typer.Option("--scratch", help="Read from scratch/ first.", rich_help_panel=RUN)]
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -132,7 +134,7 @@ def report(
     unseen: Annotated[
         str | None, typer.Option(help="Show the test on this set of data.test_ood.", rich_help_panel=RUN)
     ] = None,
-    scratch: Scratch = False,
+    scratch: ReadScratch = False,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     top: Annotated[int, typer.Option(min=1, max=500, help="Candidates to show, highest score first.")] = 120,
     figures: Annotated[
@@ -182,7 +184,7 @@ def review(
     pi: Shares = None,
     seed: Seeds = None,
     variant: Variants = None,
-    scratch: Scratch = False,
+    scratch: ReadScratch = False,
     out: Annotated[Path, typer.Option(help="The list to write.")] = Path("review.csv"),
     below: Annotated[int, typer.Option(min=0, help="Wild samples just below T to list as well.")] = 20,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing list.")] = False,
@@ -262,8 +264,9 @@ def sweep_pi(
     wanted = {(experiment.ood, experiment.seed) for experiment in session.experiments}
     every = sweep_points(session.workspace.root / RUNS, variant=variant)
     points = [point for point in every if (point.ood, point.seed) in wanted]
-    if not points:
-        raise ParamsError("nothing to draw: set data.pi to several shares, such as [0.05, 0.1, 0.5], and run dvc repro")
+    if len({point.pi for point in points}) < 2:
+        built = f"only π {points[0].pi:g} has been built" if points else "nothing has been built"
+        raise ParamsError(f"{built}; set data.pi to several shares, such as [0.05, 0.1, 0.5], and run dvc repro")
     written = [out / "pi.csv", *(out / f"pi.{kind}" for kind in FORMATS)]
     write_csv(written[0], [asdict(point) for point in points])
     ood_sets = list(dict.fromkeys(point.ood for point in points))

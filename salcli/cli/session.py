@@ -30,6 +30,9 @@ OVERRIDE = "Overrides of params.yaml (results go to scratch/)"
 # They change where a command computes, not what.
 NOT_A_RESULT = {"device", "launcher"}
 LAUNCHED = "SALCLI_LAUNCHED"  # marks what we started, or a launcher with one process would start itself for ever
+# how later commands differ in the options that choose experiments
+LACKS = {"train-id": {"--ood", "--pi", "--variant"}, "table": {"--ood", "--pi", "--seed", "--variant"}}
+RENAMES = {("train-ood", "--variant"): "--method"}
 R = TypeVar("R")
 
 
@@ -83,7 +86,7 @@ class Session:
     workspace: "Workspace"
     experiments: "list[Experiment]"
     unseen_sets: tuple[str, ...]
-    chosen: str  # the options that the next command needs as well, as they are typed
+    chosen: dict[str, tuple[Any, ...]]  # options and their values, for the next command
     progress: "ConsoleProgress"
 
     @classmethod
@@ -127,9 +130,10 @@ class Session:
         is_scratch = scratch or any(change.key not in NOT_A_RESULT for change in changed)
         _announce(changed, params_file, is_scratch)
         shares = [_share(text) for text in pi or []]
-        chosen = {"--ood": ood, "--pi": pi, "--seed": seed, "--variant": variant}
-        typed = [f"--params {shlex.quote(str(params_file))}"] if params_file != PARAMS_YAML else []
-        typed += [f"{option} {shlex.quote(str(value))}" for option, values in chosen.items() for value in values or []]
+        selected = {"--ood": ood, "--pi": pi, "--seed": seed, "--variant": variant}
+        assigned = {"--ood": "data.ood", "--pi": "data.pi", "--seed": "seeds", "--variant": "variants"}
+        keys = {change.key: change.value for change in changed}
+        chosen = {name: dict.fromkeys(selected[name] or keys.get(key, ())) for name, key in assigned.items()}
         return cls(
             params=params,
             workspace=Workspace(params_file.parent, scratch=is_scratch),
@@ -141,7 +145,10 @@ class Session:
                 for one_variant in dict.fromkeys(variant or params.variants)
             ],
             unseen_sets=tuple(dict.fromkeys(unseen or params.data.test_ood)),
-            chosen=" ".join([*typed, *(["--scratch"] if is_scratch else [])]),
+            chosen={
+                "--params": (params_file,) if params_file != PARAMS_YAML else (),
+                **{option: tuple(values) for option, values in chosen.items()},
+            },
             progress=ConsoleProgress(),
         )
 
@@ -187,7 +194,18 @@ class Session:
         more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
         say(f"wrote {', '.join(map(str, shown[:4]))}{more}; worked {self.progress.seconds:.1f} s", "dim")
         if next_command and "DVC_STAGE" not in os.environ:  # DVC knows what comes next
-            say(f"next: {next_command} {self.chosen}".rstrip(), "dim")
+            say(f"next: {next_command}{self._options_of(next_command)}", "dim")
+
+    def _options_of(self, next_command: str) -> str:
+        """The options of this run that the next command knows as well, as they are typed."""
+        name = next_command.rpartition("salcli ")[2].split()[0]
+        known = {option: values for option, values in self.chosen.items() if option not in LACKS.get(name, ())}
+        typed = [
+            f" {RENAMES.get((name, option), option)} {shlex.quote(str(value))}"
+            for option, values in known.items()
+            for value in values
+        ]
+        return "".join(typed) + (" --scratch" if self.workspace.scratch else "")
 
 
 def say(line: str, style: str = "") -> None:

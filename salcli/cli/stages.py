@@ -53,7 +53,7 @@ def fingerprints(params: ParamsFile = PARAMS_YAML) -> None:
 
 
 def prepare(
-    part: Annotated[PreparePart, typer.Argument(help="One part of the work, as DVC runs it.")] = PreparePart.everything,
+    part: Annotated[PreparePart, typer.Argument(help="One part, as DVC runs it.")] = PreparePart.everything,
     params: ParamsFile = PARAMS_YAML,
     ood: OodSets = None,
     pi: Shares = None,
@@ -117,7 +117,7 @@ def train_id(
 
 
 def extract_grads(
-    part: Annotated[ExtractPart, typer.Argument(help="One part of the work, as DVC runs it.")] = ExtractPart.everything,
+    part: Annotated[ExtractPart, typer.Argument(help="One part, as DVC runs it.")] = ExtractPart.everything,
     params: ParamsFile = PARAMS_YAML,
     ood: OodSets = None,
     pi: Shares = None,
@@ -197,7 +197,8 @@ def train_ood(
     scratch: Scratch = False,
     assignments: Assignments = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="A variant of SAL or a rival; repeat for several. Default: all.")
+        list[str] | None,
+        typer.Option(help="A variant of SAL or a rival; repeat for several.", show_default="all of params.yaml"),
     ] = None,
     epochs: Annotated[int | None, override("train_ood.epochs", "Passes over the ID training data.")] = None,
     lr: Annotated[float | None, override("train_ood.lr", "Learning rate at the start.")] = None,
@@ -246,7 +247,8 @@ def train_encoder(
     scratch: Scratch = False,
     assignments: Assignments = None,
     encoder: Annotated[
-        list[str] | None, typer.Option(help="A method such as knn-plus or csi. Default: those of `encoders`.")
+        list[str] | None,
+        typer.Option(help="A method such as knn-plus or csi; repeat for several.", show_default="encoders"),
     ] = None,
 ) -> None:
     """Train rivals' networks from scratch on the ID data."""
@@ -277,7 +279,7 @@ def evaluate(
     scratch: Scratch = False,
     assignments: Assignments = None,
     unseen: UnseenSets = None,
-    method: Annotated[list[str] | None, override("evaluate.methods", "Method; repeat for several.")] = None,
+    method: Annotated[list[str] | None, override("evaluate.methods", "Method to evaluate; repeat for several.")] = None,
 ) -> None:
     """Score the test sets with every method: FPR95, AUROC, AUPR, accuracy."""
     from salcli.pipeline import evaluate as stage

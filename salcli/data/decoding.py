@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from salcli.data.folders import file_size
-from salcli.data.samples import Fit, Source
+from salcli.data.samples import Fit, Source, file_size
 from salcli.errors import DataError, printable
 from salcli.progress import Task
 

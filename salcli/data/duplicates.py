@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.folders import file_size
+from salcli.data.samples import file_size
 from salcli.progress import Silent, Task
 
 Digests = NDArray[np.void]  # n, 16 bytes each

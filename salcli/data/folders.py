@@ -156,14 +156,6 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def file_size(path: Path) -> int:
-    """In bytes; 0 where the file cannot be found."""
-    try:
-        return path.stat().st_size
-    except (OSError, ValueError):
-        return 0
-
-
 # --- CSV lists
 
 PATH, LABEL, SPLIT = "path", "label", "split"

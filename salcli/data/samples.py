@@ -73,3 +73,11 @@ def joined(training: Source, test: Source) -> Source:
         array = np.concatenate([training.array, test.array])
     is_test = np.repeat([False, True], [len(training), len(test)])
     return replace(training, files=training.files + test.files, array=array, labels=labels, is_test=is_test)
+
+
+def file_size(path: Path) -> int:
+    """In bytes; 0 where the file cannot be found."""
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return 0

@@ -39,7 +39,7 @@ class WildMixture:
     """The wild set. `source` counts through the ID data, then through the OOD data."""
 
     source: Index
-    is_ood: NDArray[np.bool_] | None  # None where nobody knows
+    is_ood: NDArray[np.bool_] | None  # None if it is not known
 
 
 def split_id(
@@ -49,33 +49,33 @@ def split_id(
     is_test: NDArray[np.bool_] | None = None,
     class_names: Sequence[str] = (),
 ) -> IdSplit:
-    """Deal the samples of every class to the four parts, in the given shares. A part with a share of 0 stays empty.
+    """Split the samples of every class into four parts, by the given shares. A part with a share of 0 stays empty.
 
-    Where the test share is `official`, the images that were published for testing are the test, and the rest is dealt
-    to the other three parts. With a number, it does not matter what an image was published for.
+    Where the test share is `official`, the published test images are the test part, and the rest is
+    split into the other three parts. With a number, it does not matter what an image was published for.
     """
     if shares["test"] != OFFICIAL:
-        names, test, dealt = ALL_PARTS, [], np.arange(len(labels))
+        names, test, pool = ALL_PARTS, [], np.arange(len(labels))
     elif is_test is None or not is_test.any() or is_test.all():
         raise DataError(
             "the ID set has no official split into training and test images; "
             "give data.id_shares.test a number, such as 0.2, and let all four shares add up to 1"
         )
     else:
-        names, test, dealt = ALL_PARTS[:-1], [np.flatnonzero(is_test)], np.flatnonzero(~is_test)
-    parts = _deal(labels, dealt, {name: float(shares[name]) for name in names}, seed, class_names)
+        names, test, pool = ALL_PARTS[:-1], [np.flatnonzero(is_test)], np.flatnonzero(~is_test)
+    parts = _split_classes(labels, pool, {name: float(shares[name]) for name in names}, seed, class_names)
     return IdSplit(*parts, *test)
 
 
-def _deal(
-    labels: Index, dealt: Index, shares: Mapping[str, float], seed: int, class_names: Sequence[str]
+def _split_classes(
+    labels: Index, pool: Index, shares: Mapping[str, float], seed: int, class_names: Sequence[str]
 ) -> list[Index]:
-    """The samples `dealt`, class by class, to parts of the given shares."""
+    """Split the samples `pool`, class by class, into parts of the given shares."""
     rng = generator(seed, "split-id")
     cuts = np.cumsum(list(shares.values()))[:-1]
     parts: list[list[Index]] = [[] for _ in shares]
     for k in np.unique(labels):
-        own = rng.permutation(dealt[labels[dealt] == k])
+        own = rng.permutation(pool[labels[pool] == k])
         for part, members in zip(parts, np.split(own, np.rint(cuts * len(own)).astype(int)), strict=True):
             part.append(members)
         empty = [name for name, part in zip(shares, parts, strict=True) if len(part[-1]) == 0 and shares[name] > 0]
@@ -100,7 +100,7 @@ def split_ood(n: int, is_test: NDArray[np.bool_] | None, wild_share: float, seed
     order = generator(seed, "split-ood").permutation(n)
     n_wild = round(wild_share * n)
     if not 0 < n_wild < n:
-        raise DataError(f"{n} OOD images cannot be dealt to wild and test with data.ood_wild_share {wild_share:g}")
+        raise DataError(f"{n} OOD images cannot be split into wild and test with data.ood_wild_share {wild_share:g}")
     return OodSplit(np.sort(order[:n_wild]), np.sort(order[n_wild:]))
 
 
@@ -127,7 +127,7 @@ def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -
 
 
 def wild_as_it_is(pool: Index, n_id: int) -> WildMixture:
-    """Wild data that come as they are, in their own order: nothing is mixed in, and nobody knows what is OOD."""
+    """Wild data that come as they are, in their own order: nothing is mixed in, and the truth is not known."""
     if len(pool) == 0:
         raise DataError("all wild images are ID images, too, so there is nothing to find; add other wild images")
     return WildMixture(n_id + pool, None)

@@ -224,7 +224,7 @@ Phases = Generator[Phase, list[Epoch], Classifier]
 
 
 class Trained(Method):
-    """A method with a network of its own."""
+    """A method that trains its own network."""
 
     network: ClassVar[type[Classifier]] = Classifier
     needs_images: ClassVar[bool] = False

@@ -123,7 +123,7 @@ def tau(
 
 
 def _own_classes(n_classes: int, task: Task) -> Iterator[int]:
-    """Each class is a problem of its own, so each process takes some."""
+    """Classes are independent of each other, so each process takes some."""
     for k in range(processes().rank, n_classes, processes().size):
         yield k
         task.advance(processes().size)

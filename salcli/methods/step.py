@@ -175,7 +175,7 @@ class Step(WildTrained):
 
 
 def _together(training: LabeledRows, wild: Rows) -> LabeledRows:
-    """ID training and wild samples in this order, each a class of its own: nothing is known of the wild ones."""
+    """ID training and wild samples in this order, each its own class: the wild ones have no labels."""
     index = np.concatenate([training.rows.index, wild.index])  # both count through the ID set first
     return LabeledRows(Rows(wild.arrays, index), torch.arange(len(index)), len(index))
 

@@ -47,17 +47,23 @@ def _objective(network: nn.Module, batch: Batch, *, loss: WildLoss) -> BatchResu
     return BatchResult(loss(id_logits, labels, wild_logits), (id_logits.argmax(1) == labels).sum())
 
 
-class _ByWildLoss(WildTrained):
-    """Fine-tunes the ID classifier with a loss on ID and wild logits."""
+class WildLossMethod(WildTrained):
+    """Fine-tunes the ID classifier with a loss on ID and wild logits. The simplest base of a custom rival."""
+
+    def prepare(self, start: Start) -> None:
+        """Compute what the loss needs before the training starts."""
 
     @abstractmethod
-    def loss(self, start: Start) -> WildLoss: ...
+    def loss(
+        self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
+    ) -> Float[Tensor, ""]: ...
 
     def phases(self, start: Start) -> Phases:
         assert start.classifier is not None
         assert start.wild is not None
         with start.random(f"train-ood/{start.ood}") as generator:
-            objective = partial(_objective, loss=self.loss(start))
+            self.prepare(start)
+            objective = partial(_objective, loss=self.loss)
             run = start.fine_tuning(start.classifier, {"wild": start.wild}, generator, objective=objective)
             yield Phase("", run, self.params.model_dump())
         return start.classifier
@@ -73,7 +79,7 @@ def oe_loss(
 
 
 @method("oe", label="OE", paper="Hendrycks et al., 2019")
-class OutlierExposure(_ByWildLoss):
+class OutlierExposure(WildLossMethod):
     """Wild samples should be predicted as every class alike; scored by MSP."""
 
     class Params(Section):
@@ -81,8 +87,10 @@ class OutlierExposure(_ByWildLoss):
 
         loss_weight: Positive
 
-    def loss(self, start: Start) -> WildLoss:
-        return partial(oe_loss, weight=self.params.loss_weight)
+    def loss(
+        self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
+    ) -> Float[Tensor, ""]:
+        return oe_loss(id_logits, labels, wild_logits, self.params.loss_weight)
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return msp(outputs[0])
@@ -114,7 +122,7 @@ Margin = Annotated[float | Literal["auto"], PlainValidator(_auto_or_number)]
 
 
 @method("energy-oe", label="Energy-OE", paper="Liu et al., 2020")
-class EnergyOe(_ByWildLoss):
+class EnergyOe(WildLossMethod):
     """The energies of ID and of wild samples should be beyond two margins; scored by Energy."""
 
     class Params(Section):
@@ -124,13 +132,17 @@ class EnergyOe(_ByWildLoss):
         m_in: Margin
         m_out: Margin
 
-    def loss(self, start: Start) -> WildLoss:
+    def prepare(self, start: Start) -> None:
         training = start.training.rows
-        margins = (
+        self.margins = (
             _mean_energy(start, training) if self.params.m_in == "auto" else self.params.m_in,
             _mean_energy(start, _noise_like(training)) if self.params.m_out == "auto" else self.params.m_out,
         )
-        return partial(energy_oe_loss, weight=self.params.loss_weight, margins=margins)
+
+    def loss(
+        self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
+    ) -> Float[Tensor, ""]:
+        return energy_oe_loss(id_logits, labels, wild_logits, self.params.loss_weight, self.margins)
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return energy(outputs[0])

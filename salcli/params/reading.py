@@ -8,6 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from salcli.errors import ParamsError
 
@@ -98,10 +99,11 @@ def _null(representer: Any, _: None) -> Any:
 
 
 def _as_written(value: Any) -> Any:
-    """Lists and mappings stay on one line, as people write them."""
+    """Lists and mappings stay on one line, as people write them. There DVC reads MODULE:NAME only in quotes."""
     if not isinstance(value, list | dict):
         return value
-    items = CommentedSeq(value) if isinstance(value, list) else CommentedMap(value)
+    quoted = [DoubleQuotedScalarString(one) if isinstance(one, str) and ":" in one else one for one in value]
+    items = CommentedSeq(quoted) if isinstance(value, list) else CommentedMap(value)
     items.fa.set_flow_style()
     return items
 

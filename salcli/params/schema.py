@@ -154,12 +154,18 @@ def _channel_values(*, positive: bool) -> PlainValidator:
     return PlainValidator(check)
 
 
+def _found(name: str, kind: type[Method] = Method) -> type[Method]:
+    try:
+        return find_method(name, kind)
+    except SalError as error:
+        raise ValueError(str(error)) from None
+
+
 def _method_of(kind: type[Method]) -> AfterValidator:
     def check(name: str) -> str:
-        try:
-            find_method(name, kind)
-        except SalError as error:
-            raise ValueError(str(error)) from None
+        if is_custom_method(name) and "." in name:  # DVC takes methods.NAME for a path of keys
+            raise ValueError(f"{name}: a method that is trained must be in a module without dots, such as my_code:Mine")
+        _found(name, kind)
         return name
 
     return AfterValidator(check)
@@ -172,8 +178,13 @@ def separators() -> list[str]:
 
 
 def _filter_score(section: FilterParams) -> FilterParams:
-    if section.score not in (*separators(), AUTO) and not is_custom_method(section.score):
-        raise ValueError(str(unknown_name("score", section.score, [*separators(), AUTO])))
+    score = section.score
+    if is_custom_method(score):
+        found = _found(score)
+        if not issubclass(found, PostHoc | InputScore) or getattr(found, "needs_wild", False):
+            raise ValueError(f"{score} cannot separate the wild data; a PostHoc score without needs_wild can")
+    elif score not in (*separators(), AUTO):
+        raise ValueError(str(unknown_name("score", score, [*separators(), AUTO])))
     return section
 
 
@@ -284,10 +295,18 @@ class EvaluateParams(Section):
     batch_size: Count
 
 
+class _CustomParamsError(ValueError):
+    """What is wrong with the hyper-parameters of a custom method."""
+
+    def __init__(self, name: str, error: ValidationError) -> None:
+        super().__init__(name)
+        self.name, self.error = name, error
+
+
 class _MethodsBase(Section):
     """Hyper-parameters by method. Those of custom methods, MODULE:NAME, are kept apart."""
 
-    custom: dict[str, Any] = Field(default_factory=dict)
+    custom: dict[str, Any] = Field(default_factory=dict, alias="MODULE:NAME")
 
     @model_validator(mode="before")
     @classmethod
@@ -297,7 +316,7 @@ class _MethodsBase(Section):
         custom = {name: value for name, value in raw.items() if is_custom_method(str(name))}
         return {
             **{name: value for name, value in raw.items() if name not in custom},
-            **({"custom": custom} if custom else {}),
+            **({"MODULE:NAME": custom} if custom else {}),
         }
 
     @model_validator(mode="after")
@@ -306,7 +325,7 @@ class _MethodsBase(Section):
             try:
                 self.custom[name] = find_method(name).Params.model_validate(raw or {})
             except ValidationError as error:
-                raise ValueError(f"{name}\n{error_lines(error, find_method(name).Params)}") from None
+                raise _CustomParamsError(name, error) from None
             except SalError as error:
                 raise ValueError(str(error)) from None
         return self
@@ -390,14 +409,29 @@ class Params(Section):
         for name in self.evaluate.methods:
             if name in (*self.variants, *self.rivals, *self.encoders):
                 continue
+            known = [*self.variants, *built_in()]
+            if name not in known and not is_custom_method(name):
+                raise ValueError(f"evaluate.methods: {unknown_name('method', name, known)}")
             try:
                 found = find_method(name)
-            except SalError:
-                known = [*self.variants, *built_in()]
-                raise ValueError(f"evaluate.methods: {unknown_name('method', name, known)}") from None
+            except SalError as error:
+                raise ValueError(f"evaluate.methods: {error}") from None
             for key, kind in (("rivals", WildTrained), ("encoders", IdTrained)):
                 if issubclass(found, kind):
                     raise ValueError(f"evaluate.methods names {name}, which has to be trained; name it in {key}, too")
+        return self
+
+    @model_validator(mode="after")
+    def _custom_methods_have_params(self) -> Self:
+        """DVC needs the key of a method that is trained, also where it has nothing to set."""
+        trained = [*self.rivals, *self.encoders]
+        for name in dict.fromkeys([*trained, *self.evaluate.methods, self.filter.score]):
+            if not is_custom_method(name) or name in self.methods.custom:
+                continue
+            needed = [key for key, value in _found(name).Params.model_fields.items() if value.is_required()]
+            if needed or name in trained:
+                keys = ", ".join(f"{key}: …" for key in needed)
+                raise ValueError(f"methods has no entry for {name}; add {name}: {{{keys}}}")
         return self
 
     def for_variant(self, name: str) -> Params:
@@ -473,9 +507,21 @@ def validated(raw: Mapping[str, Any], name: str, folder: Path = Path()) -> Param
 
 def error_lines(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """One line for each mistake; `model` knows the valid keys."""
-    lines = [_explain(detail, model) for detail in error.errors()]
-    width = max(len(prefix + key) for key, _ in lines)
-    return "\n".join(f"  {prefix + key:<{width}}  {message}" for key, message in lines)
+    lines = [(f"{prefix}{key}".rstrip("."), message) for key, message in _explained(error, model)]
+    width = max(len(key) for key, _ in lines)
+    return "\n".join(f"  {key:<{width}}  {message}" for key, message in lines)
+
+
+def _explained(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
+    lines = []
+    for detail in error.errors():
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, _CustomParamsError):
+            own = _explained(cause.error, find_method(cause.name).Params)
+            lines += [(f"methods.{cause.name}.{key}", message) for key, message in own]
+        else:
+            lines.append(_explain(detail, model))
+    return lines
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
@@ -492,7 +538,10 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
             choices = re.findall(r"'(.*?)'", expected)
             return key, f"must be {expected}, got {value!r}{did_you_mean(str(value), choices)}"
         case "value_error":
-            return key, str(detail["ctx"]["error"])
+            message = str(detail["ctx"]["error"])
+            if model is Params and not key:  # a check of the whole file: its message starts with the key
+                key, _, message = message.partition(" ")
+            return key.removesuffix(":"), message
         case "model_type" | "model_attributes_type":
             return key, f"must be a section of keys and values, got {value!r}"
         case "tuple_type":
@@ -526,5 +575,5 @@ def _dotted_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             keys += _dotted_keys(inner, f"{prefix}{field.alias or name}.")
         else:
-            keys.append(prefix + name)
+            keys.append(prefix + (field.alias or name))
     return keys

@@ -56,7 +56,7 @@ class Evaluated:
     experiment: Experiment
     test_set: str
     scores: dict[str, TestScores]
-    metrics: dict[str, OodMetrics | None]  # None where there are no OOD test data, because nobody knows what is OOD
+    metrics: dict[str, OodMetrics | None]  # None without OOD test data
     written: list[Path]
 
     @property
@@ -115,6 +115,7 @@ def run(
     )
     if processes().is_main:
         _write(result, {"ood": experiment.ood, "test_set": test_set, "seed": experiment.seed, "pi": experiment.pi})
+    processes().wait()  # every process reads metrics.json next
     return result
 
 

@@ -238,7 +238,7 @@ def id_fit(id_train: RepresentationFile, calibration: RepresentationFile) -> IdF
 
 
 def compare(scores: Scores, quantile: float, experiment: Experiment) -> tuple[str, list[Trial]]:
-    """The score to separate with, and what speaks for it. The first one stays unless another surely finds more."""
+    """The score to separate with, and the trials of all. The first one stays unless another surely finds more."""
     wild, calibrating = (torch.stack([pair[side] for pair in scores.values()]) for side in (0, 1))
     observed = torch.tensor(
         [excess(calibrating[row], wild[row], quantile) for row in range(len(wild))], dtype=torch.float64

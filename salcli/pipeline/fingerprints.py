@@ -68,13 +68,13 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
         return fingerprint(workspace.given(lookup(params, key))) if lookup(params, key) else ""
 
     families = method_families()
-    custom = {*params["rivals"], *_evaluated(params), *_separators(params)} - families.keys()
+    custom = {*params["rivals"], *params["encoders"], *_evaluated(params), *_separators(params)} - families.keys()
     methods = {name: code_of(f"salcli.methods.{family}") for name, family in families.items()}
     methods |= {name: _custom_code(name, code_folder) for name in custom if ":" in name}
     return {
         "code": {stage: code_of(module) for stage, module in STAGES.items()},
         "methods": methods | {"sal": code_of("salcli.methods.sal")},
-        "evaluated": _joined(methods.get(name, "") for name in sorted({*_evaluated(params), *families})),
+        "evaluated": _joined(f"{name} {methods[name]}" for name in sorted(methods)),
         "separator": {variant: _separator(params, variant, methods) for variant in params["variant"]},
         "data": {name: of_set(name) for name in (data["id"], *data["ood"], *data["test_ood"])},
         "weights": of_given("train_id.weights"),

@@ -42,7 +42,7 @@ def id_samples(workspace: Workspace, params: Params, part: IdPart, experiment: E
 
 
 def wild_samples(workspace: Workspace, params: Params, experiment: Experiment) -> Rows:
-    """The wild data, without a word about what is ID and what is OOD. The index counts through the ID set first."""
+    """The wild data, without their truth. The index counts through the ID set first, then through the OOD set."""
     source = read_wild_set(workspace.find(experiment.wild)).source
     names = params.data.id, experiment.ood
     return Rows(tuple(read_samples(workspace.find(prepared_set(name))).array for name in names), source)
@@ -106,7 +106,7 @@ def wild_representation(workspace: Workspace, experiment: Experiment) -> Represe
 
 
 def known_truth(workspace: Workspace, n_wild: int, experiment: Experiment) -> Tensor | None:
-    """Which wild samples are OOD; None where nobody knows.
+    """Which wild samples are OOD; None if that is not known.
 
     For diagnosis, after everything is decided. The only reader of the truth.
     """

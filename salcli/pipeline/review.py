@@ -191,7 +191,7 @@ def reviewed(path: Path, candidates: Candidates, found: Found, experiment: Exper
     is_candidate = before.copy()
     named: dict[int, Decision] = {}
     for row in read_review(path):
-        if not _is_about(path, row, filter_mark(found, experiment), experiment):
+        if not _is_about(path, row, found, experiment):
             continue
         _check(path, row, before, named)
         named[row.index] = row
@@ -208,14 +208,14 @@ def reviewed(path: Path, candidates: Candidates, found: Found, experiment: Exper
     )
 
 
-def _is_about(path: Path, row: Decision, mark: str, experiment: Experiment) -> bool:
+def _is_about(path: Path, row: Decision, found: Found, experiment: Experiment) -> bool:
     if (row.ood, row.seed) != (as_cell(experiment.ood), str(experiment.seed)):
         return False
-    known = MARK.fullmatch(row.filter)
+    known, mark = MARK.fullmatch(row.filter), filter_mark(found, experiment)
     if known and known["experiment"] != _mark_of(experiment):  # another π or variant
         return False
     if row.filter != mark:
-        command = experiment.candidates.made_by.replace("salcli filter", "salcli review")
+        command = found.made_by.replace("salcli filter", "salcli review")  # with --scratch where it was found there
         raise ReviewError(
             f"{path}, line {row.line} is about another run of the filter ({row.filter or 'none'}) than the one "
             f"here ({mark}); write the list again: {command}"

@@ -64,7 +64,7 @@ class TheoryCheck:
 
     @property
     def pi(self) -> float:
-        """The true share of OOD data, or the estimated one where nobody knows it."""
+        """The true share of OOD data, or the estimated one if the truth is not known."""
         return self.truth.pi if self.truth else self.mixture.pi
 
     @property

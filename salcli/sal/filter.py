@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from salcli.sal.gradients import FactorSource, mean_gradient
+from salcli.sal.metrics import threshold_that_keeps
 from salcli.sal.spectrum import ALONE, CentredGradients, Workers, top_singular_vectors
 
 CPU = torch.device("cpu")
@@ -76,8 +77,7 @@ def class_conditional_scores(
 
 def score_threshold(calibration: Float[Tensor, " n"], quantile: float) -> float:
     """The smallest T with at least a share `quantile` of ID scores at or below it; candidates have τ > T."""
-    rank = max(1, math.ceil(quantile * len(calibration) - 1e-9))
-    return float(calibration.sort().values[rank - 1])
+    return -threshold_that_keeps(-calibration.numpy(), quantile)
 
 
 def working_quantiles(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"]) -> tuple[float, float] | None:

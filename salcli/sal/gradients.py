@@ -24,7 +24,7 @@ def last_layer_residual(logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"])
 
 @dataclass(frozen=True)
 class Representation:
-    """What a network says of n samples: features, logits, and their labels. All that gradients and scores need."""
+    """Features, logits and labels of n samples: all that gradients and post-hoc scores need."""
 
     feature: Float[Tensor, "n d"]
     logits: Float[Tensor, "n k"]

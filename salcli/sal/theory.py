@@ -1,4 +1,4 @@
-"""What the theorems speak of, measured on data: the discrepancy ζ, its condition, and the errors against T.
+"""What the theorems are about, measured on data: the discrepancy ζ, its condition, and the errors against T.
 
 `docs/theory.md` says which data stand for which distribution.
 """

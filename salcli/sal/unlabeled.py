@@ -42,8 +42,8 @@ def resampled_excess(
 ) -> Float[Tensor, "b s"]:
     """The excess of every score in each of `n_resamples` bootstrap resamples.
 
-    Both samples are drawn anew with replacement, and T is chosen anew. All scores see the same resample, for their
-    differences matter. A resample is how often it has each sample, so that nothing needs to be sorted again.
+    Both samples are drawn again with replacement, and T is chosen again. All scores see the same resample, because
+    their differences matter. A resample is how often it has each sample, so that nothing needs to be sorted again.
     """
     n, m = calibration.shape[1], wild.shape[1]
     ranked, order = calibration.sort(dim=1)  # NaN comes last
@@ -51,7 +51,7 @@ def resampled_excess(
     found = torch.zeros(n_resamples, len(wild), dtype=torch.float64)
     for one in found:
         id_counts, wild_counts = (torch.from_numpy(np.bincount(rng.integers(k, size=k), minlength=k)) for k in (n, m))
-        drawn = (id_counts[order] * defined).cumsum(dim=1)  # s, n: samples up to each place
+        drawn = (id_counts[order] * defined).cumsum(dim=1)  # s, n: number of samples up to each rank
         total = drawn[:, -1:]
         rank = (quantile * total.double() - 1e-9).ceil().clamp(min=1).long()
         threshold = ranked.gather(1, torch.searchsorted(drawn, rank).clamp(max=n - 1))
@@ -76,7 +76,7 @@ def wins_over_first(resampled: Float[Tensor, "b s"]) -> Float[Tensor, " s"]:
 def chosen_score(
     observed: Float[Tensor, " s"], wins: Float[Tensor, " s"], usable: Bool[Tensor, " s"], confidence: float = CONFIDENCE
 ) -> int:
-    """The place of the score to separate with.
+    """The index of the score to separate with.
 
     The first one stays unless a usable one exceeds it in a share `confidence` of the resamples; of several such, the
     one with the largest excess, and of equal ones the first.

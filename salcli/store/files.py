@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor  # tables and headers are read without torch
 
 SCHEMA = 2
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 DAMAGED = (SafetensorError, OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -54,6 +55,10 @@ class Header:
     spec: dict[str, Any] = field(default_factory=dict)  # of a network: what it is built from
     schema: int = SCHEMA
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.about, dict) and isinstance(self.spec, dict)):
+            raise TypeError("its header does not say how it was made")
+
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
@@ -61,6 +66,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     A killed process leaves the old file as it was, and at most the hidden partial file, which the next run replaces.
     """
+    if path.is_char_device() or path.is_fifo():  # /dev/null: root would replace the device by a file
+        yield path
+        return
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -227,14 +235,16 @@ def read_tensors(found: Found) -> dict[str, Tensor]:
 
 
 def read_header(found: Found, kind: str | None = None) -> Header:
-    """The header of an HDF5 or safetensors file, without its content."""
+    """The header of an HDF5 or safetensors file of any name, without its content."""
+    with found.path.open("rb") as raw:
+        is_hdf5 = raw.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE
     try:
-        if found.path.suffix == ".safetensors":
-            with safe_open(found.path, framework="numpy") as file:
-                header = Header(**json.loads((file.metadata() or {})["salcli"]))
-        else:
+        if is_hdf5:
             with h5py.File(found.path, "r") as file:
                 header = _hdf5_header(file)
+        else:
+            with safe_open(found.path, framework="numpy") as file:
+                header = Header(**json.loads((file.metadata() or {})["salcli"]))
     except DAMAGED as error:
         raise found.damaged(error) from None
     _check_kind(header, found, kind or header.kind)

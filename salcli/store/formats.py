@@ -22,7 +22,7 @@ from torch import Tensor
 
 from salcli.data.samples import Samples
 from salcli.data.splits import IdSplit, Index
-from salcli.errors import BadArtifactError, ModelError, StorageError
+from salcli.errors import BadArtifactError, ModelError, StorageError, UnknownNameError
 from salcli.models.backbones import is_hooked
 from salcli.models.network import Classifier, NetworkSpec
 from salcli.progress import Task
@@ -201,7 +201,7 @@ def read_wild_set(found: Found) -> WildSet:
 
 
 def write_wild_truth(path: Path, is_ood: NDArray[np.bool_] | None, about: Mapping[str, Any]) -> None:
-    """Which wild samples are OOD, or that nobody knows: then the file has no array."""
+    """Which wild samples are OOD; without an array if that is not known."""
     write_arrays(path, WILD_TRUTH, {} if is_ood is None else {"is_ood": is_ood}, about)
 
 
@@ -359,7 +359,7 @@ def read_network(found: Found, network_class: type[N]) -> N:
     try:
         network = network_class(NetworkSpec.from_json(spec))
         network.load_state_dict(read_tensors(found))
-    except (ModelError, *DAMAGED) as error:
+    except (ModelError, UnknownNameError, *DAMAGED) as error:
         if isinstance(error, ModelError) and is_hooked(str(spec.get("backbone"))):
             raise  # the code has changed, not the file
         raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.fix}") from None

@@ -39,12 +39,12 @@ class Artifact:
 
 def prepared_set(name: str) -> Artifact:
     """Decoded samples of a data set."""
-    return Artifact(f"data/prepared/{name}.h5", f"salcli prepare --set-name {name}")
+    return Artifact(f"data/prepared/{name}.h5", "salcli prepare")  # of the ID data or of OOD data
 
 
 def unseen_set(name: str) -> Artifact:
     """Decoded samples of an OOD set that is only tested on. It may also be in the wild data of another experiment."""
-    return Artifact(f"data/unseen/{name}.h5", f"salcli prepare --unseen {name}")
+    return Artifact(f"data/unseen/{name}.h5", f"salcli prepare unseen-set --unseen {name}")
 
 
 FINGERPRINTS = Artifact(".salcli/fingerprints.json", "salcli fingerprints")
@@ -122,11 +122,11 @@ class Experiment:
 
     def network(self, method: str) -> Artifact:
         """A network that was trained with the wild data: of a variant of SAL, or of a rival."""
-        path = f"{self._wild_folder}/networks/{_as_path(method)}.safetensors"
+        path = f"{self._wild_folder}/networks/{method}.safetensors"
         return Artifact(path, self._trained_by(method), (self.split, self.classifier, self.wild))
 
     def curve(self, method: str) -> Artifact:
-        return Artifact(f"{self._wild_folder}/train-{_as_path(method)}.csv", self._trained_by(method))
+        return Artifact(f"{self._wild_folder}/train-{method}.csv", self._trained_by(method))
 
     def evaluation(self, file: str, unseen: str = "") -> Artifact:
         """scores.h5, metrics.json, roc.csv or histogram.csv of all methods on one OOD test set."""
@@ -159,7 +159,7 @@ class Experiment:
     def resume_state(self, what: str) -> Artifact:
         """The state of an unfinished training. DVC does not track it, so DVC does not delete it."""
         share = "" if self.pi == UNKNOWN else f"pi-{self.pi}"
-        name = "-".join(filter(None, (_as_path(what), self.ood, share if self.ood else "", str(self.seed))))
+        name = "-".join(filter(None, (what, self.ood, share if self.ood else "", str(self.seed))))
         return Artifact(f".salcli/resume/{name}.pt", "the command that trains it")
 
     @property
@@ -192,11 +192,6 @@ class Experiment:
 
     def _trained_by(self, method: str) -> str:
         return f"salcli train-ood --method {method}{self._of_wild}"
-
-
-def _as_path(method: str) -> str:
-    """MODULE:NAME of a custom method as a file name that every system takes."""
-    return method.replace(":", ".")
 
 
 class Workspace:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.compute import Watched
 from helpers.fake_data import decoded
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from torchvision.transforms import CenterCrop, Resize
 
 from salcli.data import decoding
 from salcli.data.catalogue import load_source
-from salcli.data.decoding import BadPictureError, Shape, decode, fit_array, fit_picture, look, read_picture
+from salcli.data.decoding import BadPictureError, Shape, decode, fit_picture, look, read_picture
 from salcli.data.folders import image_files
 from salcli.data.samples import Source
 from salcli.errors import DataError
@@ -46,20 +47,8 @@ def test_a_set_to_be_cropped_only_keeps_its_pixels(height: int, width: int) -> N
     found = fit_picture(Image.fromarray(pixels), 8, 3, "crop")
     top, left = round((height - 8) / 2), round((width - 8) / 2)
     np.testing.assert_array_equal(found.transpose(1, 2, 0), pixels[top : top + 8, left : left + 8])
-
-
-def test_an_image_too_small_to_crop_is_resized() -> None:
-    image = Image.fromarray(noise(4, 6))
-    np.testing.assert_array_equal(fit_picture(image, 8, 3, "crop"), fit_picture(image, 8, 3, "resize"))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_what_fits_is_not_touched(channels: int, tmp_path: Path) -> None:
-    pixels = noise(8, 8, channels)
-    Image.fromarray(pixels).save(tmp_path / "image.png")
-    expected = pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
-    np.testing.assert_array_equal(read(tmp_path / "image.png", channels=channels), expected)
-    np.testing.assert_array_equal(fit_array(expected, 8, channels, "resize"), expected)
+    small = Image.fromarray(noise(4, 6))  # too small to crop
+    np.testing.assert_array_equal(fit_picture(small, 8, 3, "crop"), fit_picture(small, 8, 3, "resize"))
 
 
 def test_published_crops_are_cropped_and_other_sets_resized(tmp_path: Path) -> None:
@@ -74,11 +63,13 @@ def test_published_crops_are_cropped_and_other_sets_resized(tmp_path: Path) -> N
         np.testing.assert_array_equal(found, pixels[2:34, 2:34].transpose(2, 0, 1) if is_crop else small)
 
 
-def test_arrays_of_another_size_go_through_the_same_code() -> None:
-    pixels = np.stack([noise(20, 30, seed=i) for i in range(5)])
-    found = decoded(Source(array=pixels.transpose(0, 3, 1, 2)), size=8, channels=1)
+@pytest.mark.parametrize("shape", [(20, 30), (8, 8)])
+def test_arrays_go_through_the_same_code_and_what_fits_is_not_touched(shape: tuple[int, int]) -> None:
+    pixels = np.stack([noise(*shape, seed=i) for i in range(5)])
+    found = decoded(Source(array=pixels.transpose(0, 3, 1, 2)), size=8)
     for image, expected in zip(found, pixels, strict=True):
-        np.testing.assert_array_equal(image, fit_picture(Image.fromarray(expected), 8, 1, "resize"))
+        np.testing.assert_array_equal(image, fit_picture(Image.fromarray(expected), 8, 3, "resize"))
+    assert shape == (20, 30) or np.array_equal(found, pixels.transpose(0, 3, 1, 2))
 
 
 def test_a_folder_may_mix_sizes_formats_and_modes_and_keeps_its_order(tmp_path: Path) -> None:
@@ -115,19 +106,13 @@ def test_transparent_pixels_are_black_whatever_color_they_hide(tmp_path: Path) -
     assert (found[:4] == 0).all()
     np.testing.assert_array_equal(found[4:6], pixels[4:6, :, :3])
     np.testing.assert_allclose(found[6:], pixels[6:, :, :3] * (128 / 255), atol=1)
-
-
-def test_a_transparent_color_of_a_palette_is_black(tmp_path: Path) -> None:
-    image = Image.new("P", (8, 8), 1)
-    image.putpalette([255, 255, 255, 10, 200, 30])
-    image.paste(0, (0, 0, 4, 8))
-    image.save(tmp_path / "image.png", transparency=0)
-    found = read(tmp_path / "image.png")
+    palette = Image.new("P", (8, 8), 1)
+    palette.putpalette([255, 255, 255, 10, 200, 30])
+    palette.paste(0, (0, 0, 4, 8))
+    palette.save(tmp_path / "palette.png", transparency=0)
+    found = read(tmp_path / "palette.png")
     assert (found[:, :, :4] == 0).all()
     assert (found[:, :, 4:] == np.array([10, 200, 30])[:, None, None]).all()
-    gray = Image.fromarray(np.full((8, 8), 77, np.uint8)).convert("LA")
-    gray.save(tmp_path / "gray.png")
-    assert (read(tmp_path / "gray.png") == 77).all()
 
 
 def test_sixteen_bits_are_scaled_not_cut_off(tmp_path: Path) -> None:
@@ -138,12 +123,6 @@ def test_sixteen_bits_are_scaled_not_cut_off(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read(tmp_path / f"image{suffix}", channels=1)[0], expected)
     (tmp_path / "image.pgm").write_bytes(b"P5 8 8 65535\n" + values.astype(">u2").tobytes())
     np.testing.assert_array_equal(read(tmp_path / "image.pgm", channels=1)[0], expected)
-
-
-def test_values_without_a_known_white_are_refused(tmp_path: Path) -> None:
-    Image.fromarray(np.ones((8, 8), np.float32)).save(tmp_path / "image.tif")
-    with pytest.raises(BadPictureError, match=r"its values have 32 bits .* store it with 8 or 16"):
-        read(tmp_path / "image.tif")
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "1", "L", "RGB"])
@@ -230,61 +209,52 @@ def test_a_bad_image_is_refused_with_its_name_a_reason_and_the_fix(tmp_path: Pat
     ]  # fmt: skip
 
 
-def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
+def test_a_pipe_a_line_and_values_without_a_known_white_are_bad_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(BadPictureError, match="it is not a regular file"):
-        read(tmp_path / "pipe.png")
-
-
-def test_an_image_that_resizing_would_blow_up_is_a_bad_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.fromarray(noise(1, 900)).save(tmp_path / "line.png")
+    Image.fromarray(np.ones((8, 8), np.float32)).save(tmp_path / "float.tif")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-    with pytest.raises(BadPictureError, match="its sides are too unequal to resize it: 900 × 1 pixels"):
-        read(tmp_path / "line.png", size=32)
+    for name, reason in {
+        "pipe.png": "it is not a regular file",
+        "line.png": "its sides are too unequal to resize it: 900 × 1 pixels",
+        "float.tif": r"its values have 32 bits .* store it with 8 or 16",
+    }.items():
+        with pytest.raises(BadPictureError, match=reason):
+            read(tmp_path / name, size=32)
 
 
 # --- in blocks
 
 
-class Counting(Silent):
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def advance(self, n: int, **values: float) -> None:
-        self.steps.append(n)
-
-
 def test_blocks_are_small_in_order_and_told_to_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.random.default_rng(0).integers(0, 256, (10, 3, 8, 8), dtype=np.uint8)
     monkeypatch.setattr(decoding, "BLOCK_BYTES", 3 * 3 * 8 * 8)
-    task = Counting()
+    task = Watched()
     blocks = list(decode(Source(array=images), Shape(3, 8), task, skip_bad=False))
-    assert task.steps == [3, 3, 3, 1]
+    assert [len(block.images) for block in blocks] == [3, 3, 3, 1]
+    assert task.seen == 10
     np.testing.assert_array_equal(np.concatenate([block.images for block in blocks]), images)
     assert np.concatenate([block.index for block in blocks]).tolist() == list(range(10))
 
 
-def test_bad_images_are_left_out_of_every_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_images_are_left_out_of_every_block_and_no_thread_outlives_the_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for i in range(11):
         Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(tmp_path / f"{i:02}.png")
     (tmp_path / "04.png").write_bytes(b"bad")
     monkeypatch.setattr(decoding, "MOST_IN_BLOCK", 3)
+    n_threads = threading.active_count()
     blocks = list(decode(Source(image_files(tmp_path)), Shape(3, 8), Silent(), skip_bad=True))
     good = [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
     assert np.concatenate([block.images for block in blocks])[:, 0, 0, 0].tolist() == good
     assert np.concatenate([block.index for block in blocks]).tolist() == good
-
-
-def test_no_thread_outlives_the_decoding(tmp_path: Path) -> None:
-    paths = []
-    for i in range(5):
-        Image.fromarray(noise(8, 8)).save(tmp_path / f"{i}.png")
-        paths.append(tmp_path / f"{i}.png")
-    before = threading.active_count()
-    blocks = decode(Source(tuple(paths)), Shape(3, 8), Silent(), skip_bad=False)
-    next(blocks)
-    blocks.close()
-    assert threading.active_count() == before
+    unfinished = decode(Source(image_files(tmp_path)), Shape(3, 8), Silent(), skip_bad=True)
+    next(unfinished)
+    unfinished.close()
+    assert threading.active_count() == n_threads
 
 
 # --- a look at a set

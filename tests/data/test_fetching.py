@@ -18,6 +18,7 @@ from urllib.error import URLError
 from urllib.request import Request
 
 import pytest
+from helpers.compute import Watched
 from helpers.web import Web, serving
 
 from salcli.data import catalogue, fetching
@@ -36,16 +37,6 @@ AGAIN = "salcli data fetch it"
 def web() -> Iterator[Web]:
     with serving(Web({NAME: CONTENT})) as running:
         yield running
-
-
-class Counter(Silent):
-    """Counts the bytes that arrive."""
-
-    def __init__(self) -> None:
-        self.n = 0
-
-    def advance(self, n: int, **values: float) -> None:
-        self.n += n
 
 
 class Pauses(list[float]):
@@ -76,87 +67,76 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_file_arrives_whole_in_a_folder_that_did_not_exist(web: Web, tmp_path: Path) -> None:
-    counter = Counter()
+    counter = Watched()
     assert download(remote(web), tmp_path / "new" / "folder", counter)
     assert (tmp_path / "new" / "folder" / NAME).read_bytes() == CONTENT
     assert names(tmp_path / "new" / "folder") == [NAME]
-    assert counter.n == len(CONTENT)
+    assert counter.seen == len(CONTENT)
     assert all(agent and agent.startswith("salcli/") for agent in web.agents)
+    assert not get(remote(web), tmp_path / "new" / "folder"), "it is not fetched again"
+    assert len(web.asked) == 1
 
 
-def test_a_file_that_is_there_is_not_fetched_again(web: Web, tmp_path: Path) -> None:
-    (tmp_path / NAME).write_bytes(CONTENT)
-    assert not get(remote(web), tmp_path)
-    assert web.asked == []
-
-
-def test_a_part_is_resumed_where_it_stopped(web: Web, tmp_path: Path) -> None:
-    (tmp_path / f"{NAME}.part").write_bytes(CONTENT[:123_456])
-    counter = Counter()
-    assert download(remote(web), tmp_path, counter)
-    assert web.ranges == ["bytes=123456-"]
-    assert (tmp_path / NAME).read_bytes() == CONTENT
-    assert counter.n == len(CONTENT) - 123_456
-
-
-def test_a_broken_connection_is_resumed(web: Web, tmp_path: Path) -> None:
-    web.cut_after = [300_000, 300_000]
-    pauses = Pauses()
-    assert get(remote(web), tmp_path, sleep=pauses)
-    assert web.ranges == [None, "bytes=300000-", "bytes=600000-"]
-    assert (tmp_path / NAME).read_bytes() == CONTENT
-    assert pauses == [1.0, 1.0]  # both attempts had brought something
-
-
-def test_a_server_without_ranges_starts_again(web: Web, tmp_path: Path) -> None:
-    web.knows_ranges = False
-    web.cut_after = [300_000]
+@pytest.mark.parametrize(
+    ("part", "ranges"),
+    [
+        pytest.param(CONTENT[:123_456], ["bytes=123456-"], id="resumed"),
+        pytest.param(CONTENT, [f"bytes={len(CONTENT)}-"], id="complete, only verified"),
+        pytest.param(b"x" * 5_000, ["bytes=5000-", None], id="another file, shorter"),
+        pytest.param(b"x" * (len(CONTENT) + 1), [f"bytes={len(CONTENT) + 1}-", None], id="another file, longer"),
+    ],
+)
+def test_a_part_is_resumed_where_it_stopped_and_that_of_another_file_replaced(
+    web: Web, tmp_path: Path, part: bytes, ranges: list[str | None]
+) -> None:
+    (tmp_path / f"{NAME}.part").write_bytes(part)
     assert get(remote(web), tmp_path)
-    assert web.ranges == [None, "bytes=300000-"]
+    assert web.ranges == ranges
     assert (tmp_path / NAME).read_bytes() == CONTENT
-
-
-def test_a_part_that_is_complete_is_only_verified(web: Web, tmp_path: Path) -> None:
-    (tmp_path / f"{NAME}.part").write_bytes(CONTENT)
-    assert get(remote(web), tmp_path)
-    assert web.ranges == [f"bytes={len(CONTENT)}-"]
     assert names(tmp_path) == [NAME]
 
 
-@pytest.mark.parametrize("junk", [b"x" * 5_000, b"x" * (len(CONTENT) + 1)], ids=["shorter", "longer"])
-def test_a_part_of_another_file_is_replaced(web: Web, tmp_path: Path, junk: bytes) -> None:
-    (tmp_path / f"{NAME}.part").write_bytes(junk)
-    assert get(remote(web), tmp_path)
-    assert (tmp_path / NAME).read_bytes() == CONTENT
-    assert web.ranges == [f"bytes={len(junk)}-", None]
-
-
-def test_a_busy_server_is_asked_again_with_growing_pauses(web: Web, tmp_path: Path) -> None:
-    web.answers = [503, 500, 429]
+@pytest.mark.parametrize("knows_ranges", [True, False])
+def test_a_broken_connection_is_resumed_if_the_server_can(web: Web, tmp_path: Path, knows_ranges: bool) -> None:
+    web.knows_ranges = knows_ranges
+    web.cut_after = [300_000, 300_000] if knows_ranges else [300_000]
     pauses = Pauses()
     assert get(remote(web), tmp_path, sleep=pauses)
+    assert web.ranges == [None, "bytes=300000-", "bytes=600000-"][: len(pauses) + 1]
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+    assert set(pauses) == {1.0}  # every attempt had brought something
+
+
+def test_a_busy_server_is_asked_again_with_growing_pauses_and_then_given_up(web: Web, tmp_path: Path) -> None:
+    web.answers, pauses = [503, 500, 429], Pauses()
+    assert get(remote(web), tmp_path, sleep=pauses)
     assert pauses == [1.0, 2.0, 4.0]
+    web.answers = [503] * 4
+    assert "503" in failure(remote(web), tmp_path / "other")
+    assert web.answers == []
 
 
 def test_a_mirror_steps_in(web: Web, tmp_path: Path) -> None:
-    assert get(remote(web, url=web.url("gone"), mirrors=(web.url(NAME),)), tmp_path)
+    sha256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+    assert get(remote(web, url=web.url("gone"), mirrors=(web.url(NAME),), checksum=sha256), tmp_path)
     assert [name for name, _ in web.asked] == ["gone", NAME]
     assert (tmp_path / NAME).read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_a_killed_download_is_resumed(web: Web, tmp_path: Path) -> None:
     """kill -9 in the middle of a transfer: the next process asks for the rest only."""
     part = tmp_path / f"{NAME}.part"
-    script = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from salcli.data.catalogue import RemoteFile\n"
-        "from salcli.data.fetching import download\n"
-        "class Slow:\n"
-        "    def advance(self, n, **values):\n"
-        "        print('some', flush=True); time.sleep(60)\n"
-        f"download(RemoteFile({web.url(NAME)!r}, {NAME!r}, {md5(CONTENT)!r}), Path({str(tmp_path)!r}), Slow())\n"
-    )
+    script = f"""
+import time
+from pathlib import Path
+from salcli.data.catalogue import RemoteFile
+from salcli.data.fetching import download
+class Slow:
+    def advance(self, n, **values):
+        print("some", flush=True); time.sleep(60)
+download(RemoteFile({web.url(NAME)!r}, {NAME!r}, {md5(CONTENT)!r}), Path({str(tmp_path)!r}), Slow())
+"""
     # a body cut short would be resumed by that process itself, so it is stopped while it digests the first chunk
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -166,11 +146,9 @@ def test_a_killed_download_is_resumed(web: Web, tmp_path: Path) -> None:
     n_here = part.stat().st_size
     assert 0 < n_here < len(CONTENT)
     assert names(tmp_path) == [part.name]
-
     assert get(remote(web), tmp_path)
     assert web.ranges == [None, f"bytes={n_here}-"]
     assert (tmp_path / NAME).read_bytes() == CONTENT
-    assert names(tmp_path) == [NAME]
 
 
 # --- what does not
@@ -198,14 +176,6 @@ def test_a_refusal_is_final_and_explained(web: Web, tmp_path: Path, code: int, w
     assert_way_out(message, remote(web), tmp_path / "folder")
     assert len(web.asked) == 1
     assert names(tmp_path) == []
-
-
-def test_a_server_that_stays_broken_is_given_up(web: Web, tmp_path: Path) -> None:
-    web.answers = [503] * 10
-    pauses = Pauses()
-    assert "503" in failure(remote(web), tmp_path, sleep=pauses)
-    assert len(web.asked) == 4
-    assert pauses == [1.0, 2.0, 4.0]
 
 
 def test_a_connection_that_always_breaks_keeps_what_came(web: Web, tmp_path: Path) -> None:
@@ -241,24 +211,12 @@ def test_a_web_page_is_no_data_set(web: Web, tmp_path: Path, content_type: str) 
     assert (tmp_path / f"{NAME}.part").read_bytes() == CONTENT[:1000], "what was fetched before is still good"
 
 
-def test_sha256_is_understood_too(web: Web, tmp_path: Path) -> None:
-    assert get(remote(web, checksum=f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"), tmp_path)
-
-
-def test_nobody_listens(tmp_path: Path) -> None:
-    with socket.socket() as taken:  # bound, not listening
-        taken.bind(("127.0.0.1", 0))
-        file = RemoteFile(f"http://127.0.0.1:{taken.getsockname()[1]}/x", "x", md5(b"x"))
-        message = failure(file, tmp_path)
-    assert "no connection to 127.0.0.1" in message
-    assert_way_out(message, file, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("reason", "words", "n_requests"),
     [
         (socket.gaierror(-2, "Name or service not known"), "no name server knows example.org (is there a network?)", 1),
         (OSError(errno.ENETUNREACH, "Network is unreachable"), "out of reach (is there a network?)", 1),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "no connection to example.org", 4),
         (TimeoutError("timed out"), "no answer from example.org for 30 s", 4),
         (ConnectionResetError(errno.ECONNRESET, "reset by peer"), "the connection broke", 4),
     ],
@@ -286,9 +244,11 @@ def test_only_the_web_is_asked(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small_is_known_before_anything_is_written(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in failure(remote(web), tmp_path / "file")
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5_000}))
     assert "the disk has 0 MB left, 1 MB are needed" in failure(remote(web), tmp_path)
-    assert names(tmp_path) == []
+    assert names(tmp_path) == ["file"]
 
 
 def test_a_disk_that_fills_up_keeps_what_came(web: Web, tmp_path: Path) -> None:
@@ -299,11 +259,6 @@ def test_a_disk_that_fills_up_keeps_what_came(web: Web, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=f"cannot be written: No space left on device.*{AGAIN}"):
         download(remote(web), tmp_path, Full(), again=AGAIN)
     assert names(tmp_path) == [f"{NAME}.part"]
-
-
-def test_a_file_where_the_folder_should_be(web: Web, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert "cannot be written" in failure(remote(web), tmp_path / "file")
 
 
 # --- whole data sets
@@ -357,6 +312,8 @@ def test_sets_are_fetched_unpacked_and_found(two_sets: Web, tmp_path: Path) -> N
 
 
 def test_a_set_that_is_half_here_is_completed(two_sets: Web, tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz.part").write_bytes(two_sets.files["a.tar.gz"][:9])
+    assert status("first", tmp_path) == "partial"
     list(fetch(["second", "first"], tmp_path))
     (tmp_path / "S" / "raw" / "y").unlink()
     for archive in ("x.gz", "y.gz"):  # x is there without its archive: it need not come again
@@ -369,30 +326,19 @@ def test_a_set_that_is_half_here_is_completed(two_sets: Web, tmp_path: Path) -> 
     assert [status(name, tmp_path) for name in ("first", "second")] == ["here", "here"]
 
 
-def test_a_part_makes_a_set_partial(two_sets: Web, tmp_path: Path) -> None:
-    (tmp_path / "a.tar.gz.part").write_bytes(b"beginning")
-    assert status("first", tmp_path) == "partial"
-
-
 def test_one_set_that_cannot_be_had_does_not_stop_the_others(two_sets: Web, tmp_path: Path) -> None:
-    del two_sets.files["a.tar.gz"]
-    outcomes = []
+    archive = two_sets.files.pop("a.tar.gz")
+    with pytest.raises(UnknownNameError, match="did you mean second"):
+        list(fetch(["first", "secnd"], tmp_path))
+    assert two_sets.asked == [], "wrong names are known before the first byte"
     with pytest.raises(FetchError, match=r"first: a\.tar\.gz cannot be fetched") as caught:
-        outcomes.extend(one.outcome for one in fetch(["first", "second"], tmp_path))
+        list(fetch(["first", "second"], tmp_path))
     assert status("second", tmp_path) == "here"
     assert f"put it at {tmp_path / 'a.tar.gz'}" in str(caught.value)
     assert f"salcli data fetch first --root {tmp_path}" in str(caught.value)
-
-
-def test_a_file_put_there_by_hand_is_taken(two_sets: Web, tmp_path: Path) -> None:
-    (tmp_path / "a.tar.gz").write_bytes(two_sets.files.pop("a.tar.gz"))
+    two_sets.asked.clear()
+    (tmp_path / "a.tar.gz").write_bytes(archive)  # by hand, as the message says
     assert [one.outcome for one in fetch(["first"], tmp_path)] == ["fetched"]
-    assert two_sets.asked == []
-
-
-def test_wrong_names_are_known_before_the_first_byte(two_sets: Web, tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="did you mean second"):
-        list(fetch(["first", "secnd"], tmp_path))
     assert two_sets.asked == []
 
 

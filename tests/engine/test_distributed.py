@@ -3,39 +3,43 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from helpers.quick import OOD, REPOSITORY, SEED
-from helpers.two_processes import batch_norm, image_network, vector_network
+from helpers.cli import process
+from helpers.quick import EXPERIMENT, OOD, REPOSITORY
+from helpers.two_processes import (
+    AGNOSTIC,
+    SHORT,
+    TRAINED,
+    batch_norm,
+    image_network,
+    loss_and_accuracy,
+    vector_network,
+    wild_scores,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from salcli.artifacts.layout import Workspace
 from salcli.engine.device import Processes
-from salcli.params import load_params
-from salcli.stages import filter as filter_stage
-from salcli.stages import train_id, train_ood
+from salcli.params.schema import load_params
+from salcli.store.layout import Artifact, Workspace
 
 HELPERS = REPOSITORY / "tests" / "helpers"
 Together = tuple[Path, list[dict[str, Any]]]
+SALCLI = [sys.executable, "-m", "salcli"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-LAUNCHER = "launcher=torchrun --standalone --nproc-per-node 2"
-EPOCHS = {"train_id.epochs": 2, "train_ood.epochs": 2}
 
 
-def two_processes(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def two_processes(*arguments: str, cwd: Path) -> CompletedProcess[str]:
     search = os.pathsep.join([str(HELPERS.parent), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": search}
-    return subprocess.run(
-        [*TORCHRUN, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
+    return process(*TORCHRUN, *arguments, cwd=cwd, OMP_NUM_THREADS="1", PYTHONPATH=search)
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +59,15 @@ def test_parts_are_disjoint_contiguous_and_all_there_is(n: int, size: int) -> No
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_there_are_two_of_them(together: Together) -> None:
-    assert [(seen["rank"], seen["size"]) for seen in together[1]] == [(0, 2), (1, 2)]
-
-
+@pytest.mark.slow
 def test_each_sample_is_used_once(together: Together) -> None:
+    assert [(seen["rank"], seen["size"]) for seen in together[1]] == [(0, 2), (1, 2)]
     first, second = (seen["labels"] for seen in together[1])
     assert sorted(first + second) == list(range(100))
     assert abs(len(first) - len(second)) <= 8  # at most one for each batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "shape"), [("images", (10, 2, 6, 6)), ("vectors", (10, 5))])
 def test_batch_norm_over_two_processes_is_that_over_the_whole_batch(
     together: Together, what: str, shape: tuple[int, ...]
@@ -76,9 +79,6 @@ def test_batch_norm_over_two_processes_is_that_over_the_whole_batch(
         assert seen[what]["running"] == pytest.approx(alone["running"], abs=1e-6, rel=1e-5)
 
 
-# STAGES: the tests from here on need the pipeline (salcli.stages, salcli.artifacts, salcli.params)
-
-
 def arrays(path: Path) -> dict[str, np.ndarray]:
     with h5py.File(path) as file:
         found: dict[str, np.ndarray] = {}
@@ -86,21 +86,21 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
+    "artifact",
     [
-        f"runs/{SEED}/gradients-id-train.h5",
-        f"runs/{SEED}/gradients-id-calibration.h5",
-        f"runs/{SEED}/{OOD}/gradients-wild.h5",
-        f"runs/{SEED}/{OOD}/candidates.h5",
-        f"runs/{SEED}/{OOD}/scores.h5",
+        *(EXPERIMENT.id_representation(part) for part in ("train", "calibration", "test")),
+        *(EXPERIMENT.wild_representation, EXPERIMENT.test_representation()),
+        *(EXPERIMENT.candidates, EXPERIMENT.evaluation("scores.h5")),
     ],
+    ids=lambda artifact: Path(artifact.path).stem,
 )
 def test_extraction_filter_and_evaluation_give_what_one_process_gives(
-    together: Together, built: Path, name: str
+    together: Together, built: Path, artifact: Artifact
 ) -> None:
-    """Index arrays are equal; the rest to float tolerance, because batches of another size may add up otherwise."""
-    ours, alone = arrays(together[0] / name), arrays(built / name)
+    """Indices and labels are equal; the rest to float tolerance: batches of another size may add up differently."""
+    ours, alone = arrays(together[0] / artifact.path), arrays(built / artifact.path)
     assert set(ours) == set(alone)
     for key, expected in alone.items():
         if expected.dtype.kind == "i":
@@ -109,103 +109,72 @@ def test_extraction_filter_and_evaluation_give_what_one_process_gives(
             np.testing.assert_allclose(ours[key], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_all_processes_know_the_same_metrics(together: Together, built: Path) -> None:
-    first, second = (seen["evaluation"] for seen in together[1])
+@pytest.mark.slow
+def test_every_process_reads_the_metrics_that_the_main_one_wrote(together: Together, built: Path) -> None:
+    first, second = (seen["metrics"] for seen in together[1])
     assert first == second
-    alone = json.loads((built / f"runs/{SEED}/{OOD}/metrics.json").read_text())
-    for method, metrics in first.items():
-        assert metrics["auroc"] == pytest.approx(alone[method]["auroc"], abs=1e-4)
+    alone = json.loads((built / EXPERIMENT.evaluation("metrics.json").path).read_text())
+    for method in alone.keys() - {"samples"}:
+        assert first[method]["auroc"] == pytest.approx(alone[method]["auroc"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_one_svd_for_all_classes_is_shared_row_by_row(together: Together, workspace: Workspace) -> None:
-    params, _ = load_params(workspace.root / "params.yaml", {"filter.svd": "class-agnostic"})
-    alone = filter_stage.run(workspace, params, OOD, SEED).candidates.wild_score
-    for seen in together[1]:
-        torch.testing.assert_close(
-            torch.tensor(seen["agnostic"]), torch.from_numpy(alone).float(), rtol=1e-5, atol=1e-8
-        )
-    assert together[1][0]["agnostic"] == together[1][1]["agnostic"]
+    alone = wild_scores(workspace, load_params(workspace.root / "params.yaml", AGNOSTIC)[0])
+    first, second = (seen["agnostic"] for seen in together[1])
+    assert first == second
+    np.testing.assert_allclose(first, alone, rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize("what", ["train_id", "sal", "oe", "energy-oe", "woods"])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["train_id", *TRAINED])
 def test_training_has_the_loss_of_one_process(together: Together, workspace: Workspace, what: str) -> None:
-    params, _ = load_params(workspace.root / "params.yaml", EPOCHS)
-    if what == "train_id":
-        alone = train_id.run(workspace, params, SEED).last_epoch
-    else:
-        alone = train_ood.run(workspace, params, OOD, SEED, method=what).last_epoch
+    alone = loss_and_accuracy(workspace, load_params(workspace.root / "params.yaml", SHORT)[0], what)
     first, second = (seen[what] for seen in together[1])
     assert first == second
     # WOODS squares means over a batch, and two halves have other means than the whole
-    assert first["loss"] == pytest.approx(alone.loss, rel=1e-2 if what == "woods" else 1e-3)
-    assert first["accuracy"] == pytest.approx(alone.accuracy, abs=0.01)
+    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-2 if what == "woods" else 1e-3)
+    assert first["accuracy"] == pytest.approx(alone["accuracy"], abs=0.01)
 
 
-# CLI: the tests from here on start the command line
+# --- the command line
 
 
 @pytest.mark.slow
 def test_the_launcher_of_params_starts_two_processes_and_one_speaks(workspace: Workspace, built: Path) -> None:
-    name = f"runs/{SEED}/{OOD}/candidates.h5"
-    (workspace.root / name).unlink()
-    done = subprocess.run(
-        [sys.executable, "-m", "salcli", "filter", "--ood", OOD, "--set", LAUNCHER],
-        cwd=workspace.root, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    (workspace.root / EXPERIMENT.candidates.path).unlink()
+    launcher = "launcher=torchrun --standalone --nproc-per-node 2"
+    done = process(*SALCLI, "filter", "--ood", OOD, "--set", launcher, cwd=workspace.root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Candidate outliers") == 1
     assert "warning" not in done.stdout
-    assert (workspace.root / name).read_bytes() == (built / name).read_bytes()
+    assert (workspace.root / EXPERIMENT.candidates.path).read_bytes() == (
+        built / EXPERIMENT.candidates.path
+    ).read_bytes()
 
 
 @pytest.mark.slow
-def test_one_message_ends_all_processes(workspace: Workspace) -> None:
-    (workspace.root / f"runs/{SEED}/networks/classifier.safetensors").unlink()
-    done = two_processes("-m", "salcli", "extract-grads", "--seed", str(SEED), cwd=workspace.root)
-    assert done.returncode != 0
-    message = f"error: runs/{SEED}/networks/classifier.safetensors is not there yet; make it with: salcli train-id"
-    assert done.stderr.count(message) == 1
-
-
-@pytest.mark.slow
-def test_prepare_runs_in_one_process(workspace: Workspace) -> None:
-    done = two_processes("-m", "salcli", "prepare", cwd=workspace.root)
-    assert done.returncode != 0
-    assert "this command runs in one process; start it without torchrun" in done.stderr
-
-
-def test_a_launcher_that_does_not_exist_is_named(workspace: Workspace) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "salcli", "filter", "--set", "launcher=no-such-launcher -n 2"],
-        cwd=workspace.root, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "launcher 'no-such-launcher -n 2' cannot be started: No such file or directory" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "env"])
-def test_a_launcher_with_one_process_starts_it_once(workspace: Workspace, built: Path, launcher: str) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun --standalone", f"env {sys.executable}"])
+def test_a_launcher_with_one_process_starts_it_once(workspace: Workspace, launcher: str) -> None:
     """Under torchrun, which says so, and under a program that says nothing."""
-    program = f"{launcher} --standalone" if launcher == "torchrun" else f"env {sys.executable}"
-    done = subprocess.run(
-        [sys.executable, "-m", "salcli", "filter", "--ood", OOD, "--set", f"launcher={program}"],
-        cwd=workspace.root, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = process(*SALCLI, "filter", "--ood", OOD, "--set", f"launcher={launcher}", cwd=workspace.root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Candidate outliers") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "message"), [("torchrun 'oops", "cannot be read: No closing quotation"), (" ", "launcher is empty")]
+    ("command", "message"),
+    [
+        ("extract-grads", "error: runs/0/networks/classifier.safetensors does not exist yet; make it with: salcli"),
+        ("prepare", "error: this command runs in one process; start it without torchrun"),
+    ],
 )
-def test_a_launcher_that_makes_no_sense_is_refused(workspace: Workspace, launcher: str, message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "salcli", "filter", "--set", f'launcher="{launcher}"'],
-        cwd=workspace.root, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_one_message_ends_all_processes(workspace: Workspace, command: str, message: str) -> None:
+    (workspace.root / EXPERIMENT.classifier.path).unlink()
+    done = two_processes("-m", "salcli", command, cwd=workspace.root)
+    assert done.returncode != 0
+    assert done.stderr.count(message) == 1
 
 
 @pytest.mark.slow
@@ -214,3 +183,17 @@ def test_a_process_that_fails_alone_ends_all_with_its_own_message(tmp_path: Path
     assert done.returncode != 0
     assert done.stderr.count("process 1: error: only this process has seen it") == 1
     assert "[rank" not in done.stderr, "torch marks the tracebacks of the processes so"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "message"),
+    [
+        ("no-such-launcher -n 2", "launcher 'no-such-launcher -n 2' cannot be started: No such file or directory"),
+        ('"torchrun \'oops"', "cannot be read: No closing quotation"),
+        ('" "', "launcher is empty"),
+    ],
+)
+def test_a_launcher_that_makes_no_sense_is_refused(workspace: Workspace, launcher: str, message: str) -> None:
+    done = process(*SALCLI, "filter", "--set", f"launcher={launcher}", cwd=workspace.root)
+    assert done.returncode == 2
+    assert message in done.stderr

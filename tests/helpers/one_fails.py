@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from salcli.cli.errors import friendly_errors
+from salcli.cli.app import friendly_errors
 from salcli.engine.device import joined
 from salcli.errors import DataError
 

@@ -1,26 +1,19 @@
 """Prepare one set in a test, or see it refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.cli import files
+from helpers.quick import REPOSITORY
 
-from salcli.artifacts.images import read_image_set
-from salcli.artifacts.layout import Workspace, prepared_set
 from salcli.data.samples import Samples
 from salcli.errors import DataError
-from salcli.params import DataParams, load_params
-from salcli.stages import prepare
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-def files(root: Path) -> dict[str, bytes]:
-    """Every file with its content."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+from salcli.params.schema import DataParams, load_params
+from salcli.pipeline import prepare
+from salcli.store.formats import read_samples
+from salcli.store.layout import Workspace, prepared_set
 
 
 def data_params(root: Path, id_name: str = "cifar10", ood: Iterable[str] = ("svhn",), **changes: Any) -> DataParams:
@@ -33,11 +26,11 @@ def data_params(root: Path, id_name: str = "cifar10", ood: Iterable[str] = ("svh
 def prepared(tmp_path: Path, params: DataParams, name: str) -> Samples:
     workspace = Workspace(tmp_path / "workspace")
     prepare.prepare_set(workspace, params, name)
-    return read_image_set(workspace.find(prepared_set(name)))
+    return read_samples(workspace.find(prepared_set(name)))
 
 
 def refused(tmp_path: Path, params: DataParams, name: str) -> str:
-    """The message, once it is sure that nothing was written."""
+    """The message, after a check that nothing was written."""
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, params, name)
     assert not files(tmp_path / "workspace")

@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.compute import CPU, Numerics, rows_of, some_images
 from torch import Tensor, nn
 
+from helpers.compute import CPU, Numerics, rows_of, some_images
+from helpers.quick import EXPERIMENT
 from salcli.engine.batches import Batches, LabeledRows
 from salcli.engine.device import Compute, Processes, joined, synchronised
+from salcli.params.schema import Params, load_params
+from salcli.pipeline import evaluate, extract, train_id, train_ood
+from salcli.pipeline import filter as filter_stage
+from salcli.store.layout import Workspace
 
-OOD, SEED = "digits-8-9", 0
+TRAINED = ("sal", "oe", "energy-oe", "woods")
+AGNOSTIC = {"filter.svd": "class-agnostic"}
+SHORT = {"train_id.epochs": 2, "train_ood.epochs": 2, "rivals": list(TRAINED[1:])}
 
 
 def main(root: Path) -> None:
@@ -62,29 +69,33 @@ def batch_norm(together: Processes, network: nn.Sequential, samples: Tensor) -> 
 
 
 def stages(root: Path, together: Processes) -> dict[str, Any]:
-    """STAGES: everything below needs the pipeline."""
-    from salcli.artifacts.layout import Workspace
-    from salcli.params import load_params
-    from salcli.stages import evaluate, extract_grads, train_id, train_ood
-    from salcli.stages import filter as filter_stage
-
+    """The stages that read the classifier that one process trained, then all trainings."""
     workspace, seen = Workspace(root), {}
-    params, _ = load_params(root / "params.yaml", {"train_id.epochs": 2, "train_ood.epochs": 2})
-    agnostic, _ = load_params(root / "params.yaml", {"filter.svd": "class-agnostic"})
-    # the stages that read the classifier that one process trained
-    extract_grads.run_id(workspace, params, SEED)
-    extract_grads.run_wild(workspace, params, OOD, SEED)
+    params = load_params(root / "params.yaml", SHORT)[0]
+    extract.run_id(workspace, params, EXPERIMENT)
+    extract.run_wild(workspace, params, EXPERIMENT)
     together.wait()
-    seen["agnostic"] = filter_stage.run(workspace, agnostic, OOD, SEED).candidates.wild_score.tolist()
-    filter_stage.run(workspace, params, OOD, SEED)
+    seen["agnostic"] = wild_scores(workspace, load_params(root / "params.yaml", AGNOSTIC)[0])
+    filter_stage.run(workspace, params, EXPERIMENT)
+    evaluate.run(workspace, load_params(root / "params.yaml")[0], EXPERIMENT)
+    seen["metrics"] = json.loads(workspace.find(EXPERIMENT.evaluation("metrics.json")).path.read_text())
+    seen |= {method: loss_and_accuracy(workspace, params, method) for method in TRAINED}
     together.wait()
-    metrics = evaluate.run(workspace, params, OOD, SEED).metrics
-    seen["evaluation"] = {method: asdict(own) for method, own in metrics.items()}
-    for method in ("sal", "oe", "energy-oe", "woods"):
-        seen[method] = asdict(train_ood.run(workspace, params, OOD, SEED, method=method).last_epoch)
-    together.wait()
-    seen["train_id"] = asdict(train_id.run(workspace, params, SEED).last_epoch)
+    seen["train_id"] = loss_and_accuracy(workspace, params, "train_id")
     return seen
+
+
+def wild_scores(workspace: Workspace, params: Params) -> list[float]:
+    scores: list[float] = filter_stage.run(workspace, params, EXPERIMENT).candidates.wild_score.tolist()
+    return scores
+
+
+def loss_and_accuracy(workspace: Workspace, params: Params, what: str) -> dict[str, float]:
+    """Of the last epoch of a training."""
+    if what == "train_id":
+        return asdict(train_id.run(workspace, params, EXPERIMENT).last_epoch)
+    rival = None if what == "sal" else what
+    return asdict(train_ood.run(workspace, params, EXPERIMENT, rival=rival).last_epochs[""])
 
 
 if __name__ == "__main__":

@@ -1,49 +1,51 @@
-"""`salcli prepare`: what is read, counted, refused and written."""
+"""prepare: what is read, counted, refused and written."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.cli import files
+from helpers.custom_images import SIZE, lay_out, picture, save
 from helpers.fake_data import lay_out as lay_out_sets
-from helpers.preparing import REPOSITORY, data_params, files, prepared, refused
-from own_images import lay_out, picture, save
+from helpers.preparing import data_params, prepared, refused
+from helpers.quick import REPOSITORY
 from PIL import Image
 
-from salcli.artifacts import layout
-from salcli.artifacts.fingerprint import fingerprint_of_listing
-from salcli.artifacts.images import read_file_names, read_image_set, read_made_with
-from salcli.artifacts.layout import Workspace, prepared_set
-from salcli.artifacts.splits import read_id_split, read_ood_test, read_wild_source
 from salcli.data.folders import read_from_custom
-from salcli.errors import DataError
-from salcli.params import DataParams, load_params
-from salcli.stages import prepare
-from salcli.stages.diagnosis import known_truth
-from salcli.stages.inputs import ood_test_images, unseen_ood_images, wild_images
+from salcli.errors import DataError, StorageError
+from salcli.params.schema import DataParams, Params, load_params
+from salcli.pipeline import prepare
+from salcli.pipeline.fingerprints import _listing
+from salcli.pipeline.inputs import known_truth, ood_test_samples, wild_samples
+from salcli.store.files import read_header
+from salcli.store.formats import read_file_names, read_id_split, read_samples, read_wild_set
+from salcli.store.layout import Experiment, Workspace, prepared_set, unseen_set
 
-SIZE = 8
-SHARES = {"train": 0.6, "calibration": 0.2, "wild": 0, "test": 0.2}
-OWN = {
-    "data.id": "labeled", "data.ood": ["unlabeled"], "data.test_ood": ["known-odd"], "data.pi": "unknown",
-    "data.id_shares": SHARES, "data.on_bad_image": "skip",
+CUSTOM = {
+    "data.id": "labeled", "data.ood": ["unlabeled"], "data.test_ood": ["known-odd"], "data.pi": ["unknown"],
+    "data.id_shares": {"train": 0.6, "calibration": 0.2, "wild": 0, "test": 0.2}, "data.on_bad_image": "skip",
 }  # fmt: skip
+SHARES = {"train": 0.4, "calibration": 0.2, "wild": 0.2, "test": 0.2}
+WILD = Experiment(0, "unlabeled")
+MIXED = Experiment(0, "known-odd", 0.5)
 
 
-def custom_params(photos: Path, **changes: Any) -> DataParams:
-    places = {name: str(photos / name) for name in ("labeled", "unlabeled", "known-odd")}
+def custom_params(photos: Path, **changes: Any) -> Params:
+    paths = {name: str(photos / name) for name in ("labeled", "unlabeled", "known-odd")}
     more = {f"data.{key}": value for key, value in changes.items()}
-    return load_params(REPOSITORY / "params.yaml", {**OWN, "data.own": places, **more})[0].data
+    return load_params(REPOSITORY / "params.yaml", {**CUSTOM, "data.custom": paths, **more})[0]
 
 
-def all_prepared(root: Path, params: DataParams, seed: int = 0) -> Workspace:
+def all_prepared(root: Path, data: DataParams, seed: int = 0) -> Workspace:
     workspace = Workspace(root)
-    for name in (params.id, *params.ood):
-        prepare.prepare_set(workspace, params, name)
-    for name in params.test_ood:
-        prepare.prepare_unseen_set(workspace, params, name)
-    prepare.prepare_split(workspace, params, seed)
+    for name in (data.id, *data.ood):
+        prepare.prepare_set(workspace, data, name)
+    for name in data.test_ood:
+        prepare.prepare_set(workspace, data, name, artifact=unseen_set(name))
+    prepare.prepare_split(workspace, data, Experiment(seed))
     return workspace
 
 
@@ -77,17 +79,17 @@ def test_a_set_without_classes_serves_as_ood_only(tmp_path: Path, names: list[st
 
 def test_the_plane_is_split_into_the_sizes_of_the_paper(tmp_path: Path) -> None:
     params = data_params(
-        tmp_path, "gaussians-2d", ["ring-2d", "cluster-2d"], image_size=1, channels=2, pi=0.1,
+        tmp_path, "gaussians-2d", ["ring-2d", "cluster-2d"], image_size=1, channels=2, pi=[0.1],
         id_shares={"train": 0.2, "calibration": 0.2, "wild": 0.6, "test": "official"},
     )  # fmt: skip
     workspace = Workspace(tmp_path)
     for name in (params.id, *params.ood):
         prepare.prepare_set(workspace, params, name)
-    assert prepare.prepare_split(workspace, params, 0).counts == {
+    assert prepare.prepare_split(workspace, params, Experiment(0)).counts == {
         "train": 3_000, "calibration": 3_000, "wild": 9_000, "test": 3_000,
     }  # fmt: skip
     for ood in params.ood:
-        counts = prepare.prepare_wild(workspace, params, ood, 0).counts
+        counts = prepare.prepare_wild(workspace, params, Experiment(0, ood, 0.1)).counts
         assert counts == {"wild": 10_000, "of it OOD": 1_000, "OOD test": 1_000}
 
 
@@ -135,11 +137,11 @@ def test_bad_images_can_be_left_out_and_are_counted(with_bad_images: Path, tmp_p
     assert done.counts == {"images": 4, "classes": 2, "skipped": 3}
     assert done.note.startswith("cifar10 without cifar10/a/empty.png (it is empty), cifar10/a/foreign.jpg (it is not ")
     found = workspace.find(prepared_set("cifar10"))
-    image_set = read_image_set(found)
-    assert image_set.array[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
-    assert image_set.labels is not None
-    assert image_set.labels.tolist() == [0, 0, 1, 1]
-    about = read_made_with(found)
+    samples = read_samples(found)
+    assert samples.array[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert samples.labels is not None
+    assert samples.labels.tolist() == [0, 0, 1, 1]
+    about = read_header(found).about
     assert about["n_skipped"] == 3
     assert about["skipped"] == ["cifar10/a/empty.png", "cifar10/a/foreign.jpg", "cifar10/a/short.png"]
     assert list(files(tmp_path / "workspace")) == ["data/prepared/cifar10.h5"]
@@ -147,7 +149,7 @@ def test_bad_images_can_be_left_out_and_are_counted(with_bad_images: Path, tmp_p
     for name in ("empty.png", "foreign.jpg", "short.png"):
         (with_bad_images / "cifar10" / "a" / name).unlink()
     prepare.prepare_set(Workspace(tmp_path / "clean"), params, "cifar10")
-    sizes = [(tmp_path / place / prepared_set("cifar10").name).stat().st_size for place in ("workspace", "clean")]
+    sizes = [(tmp_path / place / prepared_set("cifar10").path).stat().st_size for place in ("workspace", "clean")]
     assert abs(sizes[0] - sizes[1]) < 200
 
 
@@ -185,9 +187,9 @@ def test_the_names_of_files_are_kept_with_their_images(tmp_path: Path) -> None:
     photos = lay_out(tmp_path)
     odd_name = os.fsdecode(b'caf\xe9 "1"\n.png')
     save(photos / "labeled" / "b" / odd_name, picture("b", np.random.default_rng(9)))
-    workspace = all_prepared(tmp_path / "w", custom_params(photos))
-    names = read_file_names(workspace.find(layout.prepared_set("labeled")))
-    assert len(names) == len(read_image_set(workspace.find(layout.prepared_set("labeled")))) == 41
+    workspace = all_prepared(tmp_path / "w", custom_params(photos).data)
+    names = read_file_names(workspace.find(prepared_set("labeled")))
+    assert len(names) == len(read_samples(workspace.find(prepared_set("labeled")))) == 41
     assert names[0] == "a/0.png"
     assert f"b/{odd_name}" in names
 
@@ -199,13 +201,13 @@ def test_a_changed_list_or_file_or_linked_folder_changes_the_fingerprint(tmp_pat
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "c").symlink_to(photos / "labeled" / "a")
     for place in (listed, tmp_path / "linked"):
-        before = fingerprint_of_listing(read_from_custom("mine", place))
+        before = _listing(read_from_custom("mine", place))
         os.utime(photos / "labeled" / "a" / "0.png", (1, 1))
-        assert fingerprint_of_listing(read_from_custom("mine", place)) != before
+        assert _listing(read_from_custom("mine", place)) != before
         os.utime(photos / "labeled" / "a" / "0.png")
-    before = fingerprint_of_listing(read_from_custom("mine", listed))
+    before = _listing(read_from_custom("mine", listed))
     listed.write_text("photos/labeled/a/0.png,b\n")
-    assert fingerprint_of_listing(read_from_custom("mine", listed)) != before
+    assert _listing(read_from_custom("mine", listed)) != before
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -217,70 +219,93 @@ def test_no_picture_is_in_two_parts_whatever_is_copied_where(tmp_path: Path, see
         (photos / copy).write_bytes(first)
     (photos / "known-odd" / "wild.png").write_bytes((photos / "unlabeled" / "day 0" / "3.png").read_bytes())
     params = custom_params(photos)
-    workspace = all_prepared(tmp_path / "w", params, seed)
-    mixed = prepare.prepare_wild(workspace, params, "unlabeled", seed)
+    workspace, experiment = all_prepared(tmp_path / "w", params.data, seed), Experiment(seed, "unlabeled")
+    mixed = prepare.prepare_wild(workspace, params.data, experiment)
     assert mixed.counts == {"wild": 24, "OOD test": 0}
-    assert mixed.note == "unlabeled: 1 images are in labeled as well, pixel by pixel, and are left out"
+    assert mixed.note == "unlabeled: 1 images are also in labeled, pixel by pixel, and are left out"
 
-    id_images = read_image_set(workspace.find(layout.prepared_set("labeled"))).array
-    wild_images = read_image_set(workspace.find(layout.prepared_set("unlabeled"))).array
-    split = read_id_split(workspace.find(layout.id_split(seed)))
-    found = workspace.find(layout.wild_mixture("unlabeled", seed))
-    unseen = unseen_ood_images(workspace, params, "known-odd", seed, "unlabeled")
+    id_images = read_samples(workspace.find(prepared_set("labeled"))).array
+    wild_images = read_samples(workspace.find(prepared_set("unlabeled"))).array
+    split, wild = read_id_split(workspace.find(experiment.split)), read_wild_set(workspace.find(experiment.wild))
+    unseen = ood_test_samples(workspace, params, experiment, "known-odd")
     parts = {part: {id_images[i].tobytes() for i in index} for part, index in vars(split).items()}
     assert parts.pop("wild") == set()
-    parts["wild"] = {wild_images[i - len(id_images)].tobytes() for i in read_wild_source(found)}
-    parts["test OOD"] = {image.numpy().tobytes() for image in unseen.read(slice(None))}
+    parts["wild"] = {wild_images[i - len(id_images)].tobytes() for i in wild.source}
+    parts["OOD test"] = {image.numpy().tobytes() for image in unseen.read(slice(None))}
     assert {name: len(part) for name, part in parts.items()} == {
-        "train": 24, "calibration": 8, "test": 8, "wild": 24, "test OOD": 8,
+        "train": 24, "calibration": 8, "test": 8, "wild": 24, "OOD test": 8,
     }  # fmt: skip
     assert len(set.union(*parts.values())) == sum(len(part) for part in parts.values())
-    assert len(read_ood_test(found)) == 0
-    assert known_truth(workspace, 24, "unlabeled", seed) is None
+    assert len(wild.ood_test) == 0
+    assert known_truth(workspace, 24, experiment) is None
 
 
 def test_wild_data_that_are_all_id_data_are_refused(tmp_path: Path) -> None:
     photos = lay_out(tmp_path)
-    params = custom_params(photos, own={"labeled": str(photos / "labeled"), "unlabeled": str(photos / "labeled" / "a"),
-                                     "known-odd": str(photos / "known-odd")})  # fmt: skip
-    workspace = all_prepared(tmp_path / "w", params)
+    paths = {"labeled": "labeled", "unlabeled": "labeled/a", "known-odd": "known-odd"}
+    data = custom_params(photos, custom={name: str(photos / path) for name, path in paths.items()}).data
+    workspace = all_prepared(tmp_path / "w", data)
     with pytest.raises(DataError, match="all wild images are ID images, too"):
-        prepare.prepare_wild(workspace, params, "unlabeled", 0)
+        prepare.prepare_wild(workspace, data, WILD)
 
 
 def test_a_test_set_that_was_seen_is_refused(tmp_path: Path) -> None:
     photos = lay_out(tmp_path)
-    own = {name: str(photos / name) for name in ("labeled", "unlabeled")}
-    params = custom_params(photos, own={**own, "known-odd": str(photos / "unlabeled" / "day 1")})
-    workspace = all_prepared(tmp_path / "w", params)
-    prepare.prepare_wild(workspace, params, "unlabeled", 0)
-    with pytest.raises(DataError, match="all 8 images of known-odd are in the ID data or in the wild data"):
-        unseen_ood_images(workspace, params, "known-odd", 0, "unlabeled")
-
-
-def test_a_custom_set_can_be_mixed_with_a_known_share(tmp_path: Path) -> None:
-    photos = lay_out(tmp_path)
-    shares = {"train": 0.4, "calibration": 0.2, "wild": 0.2, "test": 0.2}
-    params = custom_params(photos, pi=0.5, id_shares=shares, ood=["known-odd"], test_ood=[])
-    workspace = all_prepared(tmp_path / "w", params)
-    mixed = prepare.prepare_wild(workspace, params, "known-odd", 0)
-    assert mixed.counts == {"wild": 12, "of it OOD": 6, "OOD test": 2}
-    truth = known_truth(workspace, 12, "known-odd", 0)
-    assert truth is not None
-    assert int(truth.sum()) == 6
+    paths = {"labeled": "labeled", "unlabeled": "unlabeled", "known-odd": "unlabeled/day 1"}
+    params = custom_params(photos, custom={name: str(photos / path) for name, path in paths.items()})
+    workspace = all_prepared(tmp_path / "w", params.data)
+    prepare.prepare_wild(workspace, params.data, WILD)
+    with pytest.raises(DataError, match="all 8 images of known-odd are also in the ID data or in the wild data"):
+        ood_test_samples(workspace, params, WILD, "known-odd")
 
 
 def test_copies_in_a_custom_set_are_never_wild_and_test_at_once(tmp_path: Path) -> None:
     photos = lay_out(tmp_path)
     for path in sorted((photos / "known-odd").glob("*.png")):
         (photos / "known-odd" / f"copy of {path.name}").write_bytes(path.read_bytes())
-    shares = {"train": 0.4, "calibration": 0.2, "wild": 0.2, "test": 0.2}
-    params = custom_params(photos, pi=0.5, id_shares=shares, ood=["known-odd"], test_ood=["known-odd"])
-    workspace = all_prepared(tmp_path / "w", params)
-    assert prepare.prepare_wild(workspace, params, "known-odd", 0).counts["OOD test"] == 2
-    wild = {image.numpy().tobytes() for image in wild_images(workspace, "labeled", "known-odd", 0).read(slice(None))}
-    for test in (
-        ood_test_images(workspace, "known-odd", 0),
-        unseen_ood_images(workspace, params, "known-odd", 0),  # as the unseen set of another experiment
-    ):
+    params = custom_params(photos, pi=[0.5], id_shares=SHARES, ood=["known-odd"], test_ood=["known-odd"])
+    workspace = all_prepared(tmp_path / "w", params.data)
+    mixed = prepare.prepare_wild(workspace, params.data, MIXED)
+    assert mixed.counts == {"wild": 12, "of it OOD": 6, "OOD test": 2}
+    truth = known_truth(workspace, 12, MIXED)
+    assert truth is not None
+    assert int(truth.sum()) == 6
+    wild = {image.numpy().tobytes() for image in wild_samples(workspace, params, MIXED).read(slice(None))}
+    for unseen in ("", "known-odd"):  # of its own experiment, and as the unseen set of another one
+        test = ood_test_samples(workspace, params, MIXED, unseen)
         assert not wild & {image.numpy().tobytes() for image in test.read(slice(None))}
+
+
+# --- files
+
+
+@pytest.fixture
+def laid_out(tmp_path: Path) -> Path:
+    lay_out_sets(tmp_path / "root", ["cifar10", "textures"], n_per_class=4)
+    return tmp_path / "root"
+
+
+def test_the_same_set_gives_the_same_bytes(laid_out: Path, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        prepare.prepare_set(Workspace(tmp_path / name), data_params(laid_out, on_bad_image="skip"), "textures")
+        prepare.prepare_set(Workspace(tmp_path / name), data_params(laid_out), "cifar10")
+    assert files(tmp_path / "one") == files(tmp_path / "other")
+    assert len(files(tmp_path / "one")) == 2
+
+
+def test_images_are_a_read_only_map_of_the_file(laid_out: Path, tmp_path: Path) -> None:
+    array = prepared(tmp_path, data_params(laid_out), "cifar10").array
+    assert isinstance(array, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 0
+
+
+def test_a_full_disk_is_noticed_before_anything_is_decoded(
+    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = dataclasses.make_dataclass("Usage", ["free"])
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage(10_000_000))
+    monkeypatch.setattr("salcli.data.decoding.fit_array", None)
+    with pytest.raises(StorageError, match=r"cifar10.h5 needs 0.04 GB, 0.01 GB are free; make room, or choose"):
+        prepared(tmp_path, data_params(laid_out, image_size=512), "cifar10")
+    assert not files(tmp_path / "workspace")

@@ -1,87 +1,109 @@
-"""Split discipline of the stages: no image has two roles, and the wild truth reaches nobody. (Was in test_splits.)"""
+"""Split discipline: no sample has two roles, and the truth about the wild data reaches neither filter nor training."""
 
 from itertools import combinations
 
 import numpy as np
 import pytest
-from helpers.quick import OOD, SEED
+from helpers.quick import EXPERIMENT, OOD
+from helpers.stages import params_of, stored, written
 
-from salcli.artifacts import layout
-from salcli.artifacts.fingerprint import fingerprint
-from salcli.artifacts.hdf5 import read_arrays, write_arrays
-from salcli.artifacts.images import read_image_set
-from salcli.artifacts.layout import Workspace
-from salcli.artifacts.splits import WILD_TRUTH, read_id_split, read_ood_test, read_wild_source, read_wild_truth
+from salcli.detector import stage as detector
 from salcli.errors import BadArtifactError
-from salcli.params import Params
-from salcli.stages import evaluate, extract_grads, prepare, train_id, train_ood
-from salcli.stages import filter as filter_stage
+from salcli.params.schema import Params
+from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
+from salcli.pipeline import filter as filter_stage
+from salcli.store.files import read_header
+from salcli.store.formats import read_id_split, read_samples, read_wild_set, read_wild_truth, write_wild_truth
+from salcli.store.layout import Workspace, prepared_set
+
+RIVALS = ["oe", "woods"]
 
 
-def test_in_a_built_workspace_no_image_has_two_roles(workspace: Workspace, quick_params: Params) -> None:
-    """By content, not by index: what stands twice in the source data may not be split across roles unseen."""
-    id_set = read_image_set(workspace.find(layout.prepared_set(quick_params.data.id)))
-    split = read_id_split(workspace.find(layout.id_split(SEED)))
-    for ood in quick_params.data.ood:
-        ood_set = read_image_set(workspace.find(layout.prepared_set(ood)))
+def test_id_train_calibration_wild_id_test_ood_test_are_disjoint(workspace: Workspace, quick_params: Params) -> None:
+    """By content, not only by index: a sample that is twice in the source data must not be in two parts."""
+    id_set = read_samples(workspace.find(prepared_set(quick_params.data.id)))
+    for experiment in quick_params.experiments():
+        split, wild = read_id_split(workspace.find(experiment.split)), read_wild_set(workspace.find(experiment.wild))
+        ood_set = read_samples(workspace.find(prepared_set(experiment.ood)))
         everything = np.concatenate([id_set.array, ood_set.array])
-        mixture = workspace.find(layout.wild_mixture(ood, SEED))
         roles = {
             "ID train": split.train,
             "ID calibration": split.calibration,
-            "wild": read_wild_source(mixture),
+            "wild": wild.source,
             "ID test": split.test,
-            "OOD test": read_ood_test(mixture) + len(id_set),
+            "OOD test": wild.ood_test + len(id_set),
         }
+        assert all(len(index) for index in roles.values())
+        assert set(wild.source[wild.source < len(id_set)]) <= set(split.wild)
         for one, other in combinations(roles, 2):
-            assert not set(roles[one]) & set(roles[other]), (one, other)
-            twins = {image.tobytes() for image in everything[roles[one]]} & {
-                image.tobytes() for image in everything[roles[other]]
-            }
-            assert not twins, (one, other, len(twins))
+            contents = [{sample.tobytes() for sample in everything[roles[role]]} for role in (one, other)]
+            assert not contents[0] & contents[1], (one, other)
 
 
-def test_the_truth_never_reaches_filter_or_training(workspace: Workspace, quick_params: Params) -> None:
-    """With the truth turned upside down, candidates and OOD classifier are the same to the byte."""
-    before = _results(workspace, quick_params)
-    truth = workspace.find(layout.wild_truth(OOD, SEED))
-    write_arrays(truth.path, WILD_TRUTH, {"is_ood": ~read_wild_truth(truth)}, {})
-    assert _results(workspace, quick_params) == before
+def test_the_parts_are_what_the_stages_read(workspace: Workspace, quick_params: Params) -> None:
+    """As many rows in each representation as samples in its part."""
+    split, wild = read_id_split(workspace.find(EXPERIMENT.split)), read_wild_set(workspace.find(EXPERIMENT.wild))
+    for part in ("train", "calibration", "test"):
+        assert len(stored(workspace, EXPERIMENT.id_representation(part))["label"]) == len(getattr(split, part))
+    assert len(stored(workspace, EXPERIMENT.wild_representation)["label"]) == len(wild.source)
+    assert len(stored(workspace, EXPERIMENT.test_representation())["label"]) == len(wild.ood_test)
+
+
+def results(workspace: Workspace, params: Params) -> list[bytes]:
+    """Everything that comes after the wild data are mixed."""
+    extract.run_wild(workspace, params, EXPERIMENT)
+    filter_stage.run(workspace, params, EXPERIMENT)
+    for rival in (None, *RIVALS):
+        train_ood.run(workspace, params, EXPERIMENT, rival=rival)
+    evaluate.run(workspace, params, EXPERIMENT)
+    detector.run(workspace, params, EXPERIMENT)
+    networks = [EXPERIMENT.network(name) for name in ("sal", *RIVALS)]
+    metrics = [EXPERIMENT.evaluation(name) for name in ("scores.h5", "metrics.json")]
+    return written(workspace, EXPERIMENT.candidates, *networks, *metrics, EXPERIMENT.detector)
+
+
+@pytest.mark.parametrize("score", ["sal", "auto"])
+def test_the_truth_reaches_neither_filter_nor_training_nor_evaluation(workspace: Workspace, score: str) -> None:
+    """Inverted or deleted, the truth changes no byte of what they write."""
+    methods = ["sal", *RIVALS, "msp", "knn", "sal-posthoc"]
+    values = {"rivals": RIVALS, "train_ood.epochs": 1, "evaluate.methods": methods, "filter.score": score}
+    params = params_of(workspace, values)
+    before, truth = results(workspace, params), workspace.find(EXPERIMENT.truth)
+    is_ood = read_wild_truth(truth)
+    assert is_ood is not None
+    write_wild_truth(truth.path, ~is_ood, read_header(truth).about)
+    assert results(workspace, params) == before
     truth.path.unlink()
-    assert _results(workspace, quick_params) == before
-    assert filter_stage.run(workspace, quick_params, OOD, SEED).errors is None
+    assert results(workspace, params) == before
+    assert filter_stage.run(workspace, params, EXPERIMENT).errors is None
 
 
-def _results(workspace: Workspace, params: Params) -> list[str]:
-    filter_stage.run(workspace, params, OOD, SEED)
-    train_ood.run(workspace, params, OOD, SEED)
-    places = layout.candidates(OOD, SEED), layout.trained_network("sal", OOD, SEED)
-    return [fingerprint(workspace.find(place)) for place in places]
+def test_the_representation_of_the_wild_data_does_not_tell_where_a_sample_comes_from(workspace: Workspace) -> None:
+    content = stored(workspace, EXPERIMENT.wild_representation)
+    assert set(content) == {"feature", "logits", "label", "predicted"}
+    np.testing.assert_array_equal(content["label"], content["logits"].argmax(1))
 
 
-def test_gradients_of_the_wild_data_do_not_say_where_a_sample_comes_from(workspace: Workspace) -> None:
-    stored = read_arrays(workspace.find(layout.wild_gradients(OOD, SEED)), "gradients")
-    np.testing.assert_array_equal(stored["index"], np.arange(len(stored["index"])))
-    assert set(stored) == {"feature", "residual", "label", "predicted", "index"}
+def another_split(workspace: Workspace, params: Params) -> None:
+    shares = params.data.id_shares.model_copy(update={"train": 0.42, "test": 0.1})
+    prepare.prepare_split(workspace, params.data.model_copy(update={"id_shares": shares}), EXPERIMENT)
 
 
 def test_what_was_made_with_another_split_is_refused(workspace: Workspace, quick_params: Params) -> None:
     """A classifier of another split may have been trained on what is wild, calibration or test data now."""
-    other_shares = quick_params.data.id_shares.model_copy(update={"train": 0.42, "test": 0.1})
-    prepare.prepare_split(workspace, quick_params.data.model_copy(update={"id_shares": other_shares}), SEED)
-    for stage in (
-        lambda: extract_grads.run_id(workspace, quick_params, SEED),
-        lambda: extract_grads.run_wild(workspace, quick_params, OOD, SEED),
-        lambda: train_ood.run(workspace, quick_params, OOD, SEED),
-        lambda: evaluate.run(workspace, quick_params, OOD, SEED),
-    ):
+    another_split(workspace, quick_params)
+    for stage in (extract.run_id, extract.run_wild, filter_stage.run, train_ood.run, evaluate.run):
         with pytest.raises(BadArtifactError, match=r"was made with another id\.h5"):
-            stage()
+            stage(workspace, quick_params, EXPERIMENT)
+    train_id.run(workspace, params_of(workspace, {"train_id.epochs": 1}), EXPERIMENT)
+    with pytest.raises(BadArtifactError, match=rf"wild\.h5 was made with another id\.h5 .* prepare wild --ood {OOD}"):
+        extract.run_wild(workspace, quick_params, EXPERIMENT)
 
 
-def test_a_wild_mixture_of_another_split_is_refused(workspace: Workspace, quick_params: Params) -> None:
-    other_shares = quick_params.data.id_shares.model_copy(update={"train": 0.42, "test": 0.1})
-    prepare.prepare_split(workspace, quick_params.data.model_copy(update={"id_shares": other_shares}), SEED)
-    train_id.run(workspace, quick_params, SEED)
-    with pytest.raises(BadArtifactError, match=r"wild\.h5 was made with another id\.h5 .* salcli prepare --ood"):
-        extract_grads.run_wild(workspace, quick_params, OOD, SEED)
+def test_candidates_of_another_mixture_are_refused(workspace: Workspace, quick_params: Params) -> None:
+    shares = quick_params.data.model_copy(update={"ood_wild_share": 0.5})
+    prepare.prepare_wild(workspace, shares, EXPERIMENT)
+    with pytest.raises(BadArtifactError, match=r"wild\.h5 was made with another wild\.h5"):
+        filter_stage.run(workspace, quick_params, EXPERIMENT)
+    with pytest.raises(BadArtifactError, match=r"candidates\.h5 was made with another wild\.h5"):
+        train_ood.run(workspace, quick_params, EXPERIMENT)

@@ -8,11 +8,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from salcli.errors import MetricsError
+from salcli.sal.filter import score_threshold
 from salcli.sal.metrics import fpr_at_tpr, is_below, ood_metrics, p_values, roc_points, threshold_that_keeps
 
 # few different values, so that ties are common, or many; and infinities, which a network can also give
@@ -45,7 +47,8 @@ def test_the_threshold_is_the_highest_that_keeps_its_share_of_id_scores(
 @given(scores=SCORES, share=SHARES)
 def test_negated_it_is_the_lowest_that_keeps_its_share_of_outlier_scores(scores: np.ndarray, share: Fraction) -> None:
     enough = [x for x in scores if Fraction(int((scores <= x).sum()), len(scores)) >= share]
-    assert -threshold_that_keeps(-scores, float(share)) == min(enough)
+    filters = score_threshold(torch.from_numpy(scores), float(share))
+    assert filters == -threshold_that_keeps(-scores, float(share)) == min(enough)
 
 
 @pytest.mark.parametrize("n", [1, 7, 19, 20, 21, 40, 100, 999, 1000, 2000, 10_000, 25_000])

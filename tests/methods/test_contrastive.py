@@ -1,0 +1,177 @@
+"""KNN+ and CSI: the contrastive loss, the rotations and the scores, against slow loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers.networks import random_images, shaken, spec
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from salcli.errors import ParamsError
+from salcli.methods.base import find_method
+from salcli.methods.contrastive import (
+    N_ROTATIONS,
+    ContrastiveClassifier,
+    Csi,
+    KnnPlus,
+    RotationClassifier,
+    joint_labels,
+    marginal_logits,
+    nearest_is_alike,
+    rotated,
+    rotation_labels,
+    supervised_contrast,
+)
+from salcli.params.schema import Params
+
+
+def some_features(n: int, width: int = 5, seed: int = 0) -> Tensor:
+    return normalize(torch.randn(n, width, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def slow_contrast(features: Tensor, labels: Tensor, temperature: float) -> float:
+    total = 0.0
+    for i, anchor in enumerate(features):
+        likeness = [math.exp(float(anchor @ other) / temperature) for other in features]
+        everything = sum(value for j, value in enumerate(likeness) if j != i)
+        pairs = [j for j in range(len(features)) if j != i and labels[j] == labels[i]]
+        if pairs:
+            total -= sum(math.log(likeness[j] / everything) for j in pairs) / len(pairs)
+    return total / len(features)
+
+
+label_lists = st.lists(st.integers(0, 3), min_size=2, max_size=12)
+
+
+@given(labels=label_lists, temperature=st.sampled_from([0.07, 0.1, 0.5, 2.0]), seed=st.integers(0, 99))
+def test_the_loss_is_that_of_two_loops(labels: list[int], temperature: float, seed: int) -> None:
+    features = some_features(len(labels), seed=seed)
+    loss = float(supervised_contrast(features, torch.tensor(labels), temperature))
+    assert loss == pytest.approx(slow_contrast(features, torch.tensor(labels), temperature), rel=1e-4, abs=1e-5)
+
+
+@given(labels=label_lists, seed=st.integers(0, 99))
+def test_neither_the_order_nor_the_names_of_classes_matter(labels: list[int], seed: int) -> None:
+    features, label = some_features(len(labels), seed=seed), torch.tensor(labels)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    loss = supervised_contrast(features, label, 0.1)
+    torch.testing.assert_close(supervised_contrast(features[order], label[order], 0.1), loss)
+    torch.testing.assert_close(supervised_contrast(features, 7 - label, 0.1), loss)
+
+
+@given(labels=label_lists, scale=st.sampled_from([0.01, 0.1, 1.0]), is_one_point=st.booleans())
+def test_gradients_are_finite_also_at_low_temperatures(labels: list[int], scale: float, is_one_point: bool) -> None:
+    raw = torch.ones(len(labels), 5) if is_one_point else some_features(len(labels))
+    raw.requires_grad_()
+    supervised_contrast(normalize(raw, dim=1), torch.tensor(labels), scale).backward()
+    assert raw.grad is not None
+    assert raw.grad.isfinite().all()
+
+
+def test_losses_that_are_known_without_computing() -> None:
+    """Equal features of one class cost what chance costs; views without a pair add nothing."""
+    loss = supervised_contrast(torch.ones(6, 1), torch.zeros(6, dtype=torch.int64), 0.1)
+    assert float(loss) == pytest.approx(math.log(5))
+    assert float(supervised_contrast(some_features(4), torch.arange(4), 0.1)) == 0
+    features = torch.tensor([[1.0, 0], [1, 0], [-1, 0], [-1, 0]])
+    apart, mixed = (supervised_contrast(features, torch.tensor(x), 0.1) for x in ([0, 0, 1, 1], [0, 1, 0, 1]))
+    assert apart < 1e-6 < mixed
+
+
+def test_without_labels_it_is_the_loss_of_pytorchs_cross_entropy() -> None:
+    """Two views of each image and no other pair: SimCLR's NT-Xent."""
+    features, n = some_features(8), 4
+    logits = (features @ features.T / 0.5).fill_diagonal_(-torch.inf)
+    target = (torch.arange(2 * n) + n) % (2 * n)
+    expected = torch.nn.functional.cross_entropy(logits, target)
+    torch.testing.assert_close(supervised_contrast(features, torch.arange(n).repeat(2), 0.5), expected)
+
+
+def test_the_nearest_view_of_another_image() -> None:
+    at = torch.tensor([0.0, 0.1, 1.0, 0.02, 0.12, 1.1])  # angles: two views of three images, the third far away
+    features = torch.stack([at.cos(), at.sin()], dim=1)
+    alike = nearest_is_alike(features, torch.tensor([0, 0, 1, 0, 0, 1]), n_images=3)
+    assert alike.tolist() == [True, True, False, True, True, False]  # its own other view does not count
+
+
+@given(n=st.integers(1, 5), side=st.integers(1, 4), channels=st.sampled_from([1, 3]))
+def test_rotations_are_quarter_turns_in_stacked_blocks(n: int, side: int, channels: int) -> None:
+    images = torch.arange(n * channels * side * side, dtype=torch.int64).reshape(n, channels, side, side)
+    turned, label = rotated(images), rotation_labels(n, images.device)
+    assert len(turned) == len(label) == 4 * n
+    for row, (image, turns) in enumerate(zip(turned, label, strict=True)):
+        original = images[row % n]
+        for _ in range(int(turns)):  # counter-clockwise: the last column becomes the first row
+            original = original.transpose(1, 2).flip(1)
+        assert torch.equal(image, original)
+
+
+def test_joint_labels_name_every_pair_of_class_and_rotation_once() -> None:
+    assert joint_labels(torch.tensor([0, 2]), 3).tolist() == [0, 2, 3, 5, 6, 8, 9, 11]
+    assert sorted(joint_labels(torch.arange(3), 3).tolist()) == list(range(12))
+
+
+@given(n=st.integers(1, 4), k=st.integers(1, 5), seed=st.integers(0, 99))
+def test_marginal_logits_are_the_mean_over_the_true_rotations(n: int, k: int, seed: int) -> None:
+    joint = torch.randn(4 * n, 4 * k, generator=torch.Generator().manual_seed(seed))
+    logits = marginal_logits(joint)
+    for image in range(n):
+        for name in range(k):
+            own = [joint[turns * n + image, turns * k + name] for turns in range(N_ROTATIONS)]
+            assert float(logits[image, name]) == pytest.approx(float(sum(own)) / 4, abs=1e-5)
+
+
+# --- scores, one image at a time
+
+
+def test_knn_plus_scores_by_the_distance_to_the_kth_nearest_feature() -> None:
+    network = ContrastiveClassifier(spec("small-cnn", n_classes=3, channels=1)).eval()
+    shaken(network.backbone)
+    images = random_images(20, 1, 8, 8)
+    known, test, method = images[:14], images[14:], KnnPlus(k=3)
+    with torch.no_grad():
+        method.fit(network, lambda function: function(known))
+        outputs = list(method.outputs(network)(test))
+        known_features, features = (normalize(network.features(x).double(), dim=1) for x in (known, test))
+        torch.testing.assert_close(method.class_logits(outputs), network(test))
+    expected = [-float((known_features - feature).norm(dim=1).sort().values[2]) for feature in features]
+    assert method.score(network, outputs).tolist() == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ParamsError, match=r"methods\.knn\.k is 15, but there are only 14 ID training samples"):
+        KnnPlus(k=15).fit(network, lambda function: function(known).detach())
+
+
+def test_csi_scores_by_the_mean_over_rotations_of_the_logits_of_the_true_rotation() -> None:
+    network = RotationClassifier(spec("small-cnn", n_classes=3, channels=1)).eval()
+    shaken(network.backbone)
+    images, method, expected = random_images(6, 1, 8, 8), Csi(), []
+    with torch.no_grad():
+        for image in images:
+            turned = [torch.rot90(image[None], turns, (2, 3)) for turns in range(4)]
+            joint = [network.joint_head(network.features(one))[0] for one in turned]
+            own = [logits[turns * 3 :][:3] for turns, logits in enumerate(joint)]
+            expected.append(float(torch.stack(own).mean(dim=0).softmax(dim=0).max()))
+        found = method.score(network, [method.outputs(network)(images)])
+    assert found.tolist() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("knn-plus", "head.epochs"), ("csi", "head.epochs"), ("step", "structure.steps")]
+)
+def test_the_authors_schedule_is_not_called_short(name: str, part: str, quick_params: Params) -> None:
+    kind, params, (section, key) = find_method(name), quick_params.methods.of(name), part.split(".")
+    inner = getattr(params, section)
+    fewer = inner.model_copy(update={key: getattr(inner, key) - 1})
+    is_short = [
+        kind(one).is_short()
+        for one in (
+            params,
+            params.model_copy(update={"epochs": params.epochs - 1}),
+            params.model_copy(update={section: fewer}),
+        )
+    ]
+    assert is_short == [False, True, True]

@@ -1,0 +1,220 @@
+"""STEP: whitening, neighbours, the projection's loss and the distance to centres, each beside its definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from helpers.networks import random_images, shaken, spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from salcli.methods.step import (
+    NeighbourGraph,
+    Step,
+    StepNetwork,
+    StructureParams,
+    centre_scores,
+    class_centres,
+    projection_steps,
+    structure_loss,
+    whitening,
+)
+from salcli.models.backbones import build_backbone
+from salcli.models.network import Classifier
+
+SEEDS = st.integers(0, 10_000)
+Make = Callable[..., Tensor]
+
+
+def squared_distance(one: Iterable[float], other: Iterable[float]) -> float:
+    return sum((x - y) ** 2 for x, y in zip(one, other, strict=True))
+
+
+# --- whitening
+
+
+@pytest.fixture(scope="session")
+def skewed(random_matrix: Make) -> Make:
+    """Points with a covariance far from the identity, away from the origin."""
+    return lambda seed, n, d: random_matrix(seed, n, d) @ random_matrix(seed + 1, d, d) + 5
+
+
+@settings(max_examples=25)
+@given(seed=SEEDS, d=st.integers(1, 6))
+def test_whitened_labeled_data_have_the_identity_as_covariance(skewed: Make, seed: int, d: int) -> None:
+    points = skewed(seed, 50, d)
+    white = points @ whitening(points, ridge=0.0).T
+    torch.testing.assert_close(white.T.cov().reshape(d, d), torch.eye(d, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+@settings(max_examples=25)
+@given(seed=SEEDS, ridge=st.floats(0.01, 10))
+def test_distances_of_whitened_points_are_mahalanobis_distances(
+    random_matrix: Make, skewed: Make, seed: int, ridge: float
+) -> None:
+    labeled, (x, y) = skewed(seed, 30, 4), random_matrix(seed + 2, 2, 4)
+    matrix = whitening(labeled, ridge)
+    precision = torch.linalg.inv(labeled.T.cov() + ridge * torch.eye(4, dtype=torch.float64))
+    assert float((matrix @ (x - y)).square().sum()) == pytest.approx(float((x - y) @ precision @ (x - y)))
+
+
+def test_a_ridge_whitens_also_where_the_labeled_data_do_not_spread(random_matrix: Make) -> None:
+    flat = torch.cat([random_matrix(0, 20, 2), torch.zeros(20, 1, dtype=torch.float64)], dim=1)
+    assert whitening(flat, ridge=1.0).isfinite().all()
+
+
+# --- neighbours
+
+
+@settings(max_examples=25)
+@given(seed=SEEDS, n=st.integers(2, 25), k=st.integers(1, 5))
+def test_the_graph_holds_the_nearest_others_and_their_distances(random_matrix: Make, seed: int, n: int, k: int) -> None:
+    points = random_matrix(seed, n, 3)
+    graph = NeighbourGraph.of(points, k)
+    for i, (index, distance) in enumerate(zip(graph.index.tolist(), graph.distance.tolist(), strict=True)):
+        others = sorted((squared_distance(points[i].tolist(), points[j].tolist()), j) for j in range(n) if j != i)
+        assert index == [j for _, j in others[:k]]
+        assert distance == pytest.approx([math.sqrt(far) for far, _ in others[:k]], abs=1e-7)
+
+
+def test_a_point_is_not_its_own_neighbour_even_among_copies_of_it() -> None:
+    graph = NeighbourGraph.of(torch.ones(6, 3), k=2)
+    assert not (graph.index == torch.arange(6)[:, None]).any()
+    assert graph.distance.max() == 0
+
+
+# --- the projection
+
+
+@settings(max_examples=40)
+@given(seed=SEEDS, n=st.integers(1, 6), d=st.integers(1, 4), margin=st.floats(0, 6))
+def test_the_loss_keeps_neighbours_within_their_limit_and_others_apart(
+    random_matrix: Make, seed: int, n: int, d: int, margin: float
+) -> None:
+    anchor, neighbour, other = (random_matrix(seed + i, n, d) for i in range(3))
+    limit = random_matrix(seed + 3, 1, n)[0].square()
+    triples = list(zip(anchor.tolist(), neighbour.tolist(), other.tolist(), limit.tolist(), strict=True))
+    keep = sum(max(0.0, squared_distance(a, b) - most) for a, b, _, most in triples) / n
+    spread = sum(squared_distance(a, c) for a, _, c, _ in triples) / (n * d)
+    expected = keep + max(0.0, margin - spread)
+    assert float(structure_loss(anchor, neighbour, other, limit, margin)) == pytest.approx(expected)
+
+
+@pytest.fixture
+def two_clusters(random_matrix: Make) -> tuple[Tensor, Tensor]:
+    """Points apart along one axis, scattered a little along all of them; and which cluster they are of."""
+    labels = torch.arange(60) % 2
+    points = 0.02 * random_matrix(0, 60, 5).float()
+    points[:, 0] += labels
+    return points, labels
+
+
+def structure(**numbers: Any) -> StructureParams:
+    return StructureParams(**{"neighbours": 6, "ridge": 1.0, "lr": 0.02, "weight_decay": 0.0, "margin": 3.0, **numbers})
+
+
+def fitted(points: Tensor, seed: int = 0, *, steps: int = 300) -> tuple[nn.Linear, list[float]]:
+    graph = NeighbourGraph.of(points, 5)
+    torch.manual_seed(seed)
+    projection = nn.Linear(5, 4, bias=False)
+    schedule = structure(steps=steps, batch_size=32)
+    generator = torch.Generator().manual_seed(seed)
+    return projection, [float(loss) for loss in projection_steps(projection, points, graph, schedule, generator)]
+
+
+def test_the_projection_draws_apart_what_neighbours_do_not_join(two_clusters: tuple[Tensor, Tensor]) -> None:
+    points, labels = two_clusters
+    projection, losses = fitted(points)
+    start = nn.Linear(5, 4, bias=False)
+    gap_of = [
+        float((layer(points)[labels == 0].mean(0) - layer(points)[labels == 1].mean(0)).norm().detach())
+        for layer in (start, projection)
+    ]
+    assert len(losses) == 300
+    assert losses[-1] < losses[0] / 2
+    assert gap_of[1] > 3 * gap_of[0]
+
+
+def test_the_same_seed_gives_the_same_projection_and_another_one_does_not(two_clusters: tuple[Tensor, Tensor]) -> None:
+    points, _ = two_clusters
+    (first, _), (again, _), (other, _) = (fitted(points, seed, steps=20) for seed in (0, 0, 1))
+    assert torch.equal(first.weight, again.weight)
+    assert not torch.equal(first.weight, other.weight)
+
+
+def test_the_limit_of_a_neighbour_is_its_squared_distance_squared() -> None:
+    """As the released code has it: with neighbours 2 apart, projected ones may be 4 apart before they cost anything."""
+    points = torch.tensor([[0.0], [2.0]])
+    graph = NeighbourGraph.of(points, 1)
+    costs = []
+    for factor in (1.99, 2.01):
+        projection = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(projection.weight, factor)
+        schedule = structure(steps=1, batch_size=8, lr=1e-9, margin=1e-12)
+        costs += [float(x) for x in projection_steps(projection, points, graph, schedule, torch.Generator())]
+    assert costs[0] == pytest.approx(0, abs=1e-11)
+    assert costs[1] == pytest.approx((2 * 2.01) ** 2 - 16, rel=1e-4)
+
+
+# --- centres and scores
+
+
+@settings(max_examples=25)
+@given(seed=SEEDS)
+def test_scores_are_minus_distances_to_the_class_means(random_matrix: Make, seed: int) -> None:
+    known, points = random_matrix(seed, 12, 3), random_matrix(seed + 1, 5, 3)
+    labels = torch.arange(12) % 4
+    rows = known.tolist()
+    means = [[sum(rows[i][j] for i in range(c, 12, 4)) / 3 for j in range(3)] for c in range(4)]
+    expected = [[-math.sqrt(squared_distance(point, mean)) for mean in means] for point in points.tolist()]
+    found = centre_scores(points, class_centres(known, labels, 4))
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_class_without_samples_is_nobodys_nearest() -> None:
+    centres = class_centres(torch.zeros(2, 3), torch.tensor([0, 2]), 3)
+    scores = centre_scores(torch.ones(1, 3), centres)
+    assert scores[0, 1] == -torch.inf
+    assert scores[0, 0] == scores[0, 2] == pytest.approx(-math.sqrt(3))
+
+
+# --- the network
+
+
+@pytest.mark.parametrize("name", ["small-cnn", "resnet18", "wrn-10-1", "torchvision:mobilenet_v3_small", "mlp"])
+def test_levels_have_the_widths_they_say_and_end_in_the_features(name: str) -> None:
+    channels, size = (2, 1) if name == "mlp" else (3, 32)
+    backbone = shaken(build_backbone(name, channels, 0.0)).eval()
+    images = torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        levels, features = backbone.levels(images), backbone(images)
+    assert tuple(level.shape[1] for level in levels) == backbone.level_widths
+    torch.testing.assert_close(levels[-1], features)
+
+
+@pytest.fixture
+def step_network() -> StepNetwork:
+    classifier = Classifier(spec("small-cnn", n_classes=3, channels=1))
+    shaken(classifier.backbone)
+    return StepNetwork.on_top_of(classifier.eval()).eval()
+
+
+def test_the_network_takes_the_backbone_and_scores_by_its_centres(step_network: StepNetwork) -> None:
+    network, images, labels = step_network, random_images(9, 1, 8, 8), torch.arange(9) % 3
+    with torch.no_grad():
+        features = network.features(images)
+        network.set_centres(features, labels)
+        projected = network.head(features)
+        again, logits = network.features_and_logits(images)
+    assert features.shape == (9, 32 + 64 + 64)
+    torch.testing.assert_close(again, features)
+    expected = torch.stack([-(projected - projected[labels == c].mean(0)).norm(dim=1) for c in range(3)], dim=1)
+    torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(network(images), logits)
+    torch.testing.assert_close(network.logits_of_normalised(network.normalised(images)), logits)
+    torch.testing.assert_close(Step().score(network, [logits]), expected.double().amax(1), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,74 @@
+"""theory: the quantities of the theorems, against dense gradients and against what was mixed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.quick import EXPERIMENT, SEED
+from helpers.stages import dense_gradients, params_of, stored
+
+from salcli.params.schema import Params
+from salcli.pipeline import extract, prepare, theory
+from salcli.pipeline import filter as filter_stage
+from salcli.store.layout import Experiment, Workspace
+
+
+@pytest.mark.parametrize("ood", ["digits-8-9", "photo-patches"])
+def test_pi_is_estimated_to_five_points_on_the_default_data(
+    workspace: Workspace, quick_params: Params, ood: str
+) -> None:
+    """Mean absolute error over several π. docs/theory.md has the numbers over many seeds."""
+    errors = []
+    for pi in (0.05, 0.2, 0.5):
+        experiment = Experiment(SEED, ood, pi)
+        prepare.prepare_wild(workspace, quick_params.data, experiment)
+        extract.run_wild(workspace, quick_params, experiment)
+        filter_stage.run(workspace, quick_params, experiment)
+        result = theory.run(workspace, quick_params, experiment)
+        assert result.truth
+        assert result.truth.pi == pytest.approx(pi, abs=0.01)
+        errors.append(abs(result.mixture.pi - result.truth.pi))
+    assert np.mean(errors) <= 0.05
+
+
+def test_zeta_is_that_of_dense_gradients_with_predicted_labels(workspace: Workspace, quick_params: Params) -> None:
+    result = theory.run(workspace, quick_params, EXPERIMENT)
+    artifacts = [EXPERIMENT.id_representation(part) for part in ("train", "calibration")]
+    contents = [stored(workspace, artifact) for artifact in (*artifacts, EXPERIMENT.wild_representation)]
+    train, calibration, wild = (dense_gradients(one, one["predicted"]).mean(0) for one in contents)
+    assert result.held_out.zeta == pytest.approx(float(np.linalg.norm(calibration - wild)), rel=1e-5)
+    assert result.on_training_data.zeta == pytest.approx(float(np.linalg.norm(train - wild)), rel=1e-5)
+
+
+def test_the_errors_at_t_are_those_that_the_filter_reported(workspace: Workspace, quick_params: Params) -> None:
+    reported = json.loads((workspace.root / EXPERIMENT.filter_metrics.path).read_text())
+    result = theory.run(workspace, quick_params, EXPERIMENT)
+    assert result.truth
+    found = result.errors_at_threshold(result.truth.errors)
+    assert found == pytest.approx((reported["err_in"], reported["err_out"]), abs=1e-12)
+    assert result.truth.mean_tau_ood > 10 * result.truth.mean_tau_id
+    assert result.truth.mean_tau_ood > result.bound
+    content = json.loads(result.written[0].read_text())
+    assert content["zeta"] == result.held_out.zeta
+    assert len(content["errors"]["threshold"]) == len(content["errors"]["err_in"])
+
+
+def test_without_the_truth_all_else_is_the_same(workspace: Workspace, quick_params: Params) -> None:
+    known = theory.run(workspace, quick_params, EXPERIMENT)
+    (workspace.root / EXPERIMENT.truth.path).unlink()
+    unknown = theory.run(workspace, quick_params, EXPERIMENT)
+    assert unknown.truth is None
+    assert unknown.pi == known.mixture.pi == unknown.mixture.pi
+    assert (unknown.held_out, unknown.mean_tau) == (known.held_out, known.mean_tau)
+    assert known.estimated
+    assert unknown.estimated
+    torch.testing.assert_close(unknown.estimated.err_out, known.estimated.err_out, equal_nan=True)
+
+
+def test_scores_of_training_data_give_no_estimated_errors(workspace: Workspace) -> None:
+    params = params_of(workspace, {"filter.calibration": "train", "filter.threshold_quantile": 0.8})
+    filter_stage.run(workspace, params, EXPERIMENT)
+    result = theory.run(workspace, params, EXPERIMENT)
+    assert result.estimated is None
+    assert result.errors_at_threshold(result.estimated) is None

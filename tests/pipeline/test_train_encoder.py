@@ -1,0 +1,294 @@
+"""KNN+, CSI and STEP with tiny schedules: what they learn from, what is compared, and how they score."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.quick import OOD, REPOSITORY
+from helpers.stages import params_of
+from torch import Tensor
+
+from salcli.engine.augmentation import Distortions
+from salcli.errors import BadArtifactError, DataError, MissingArtifactError, ParamsError
+from salcli.methods.base import IdTrained, built_in
+from salcli.methods.contrastive import ContrastiveClassifier, Csi, KnnPlus, RotationClassifier
+from salcli.methods.step import StepNetwork
+from salcli.models.network import NetworkSpec
+from salcli.params.presets import default_text
+from salcli.params.reading import edited
+from salcli.params.schema import load_params
+from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
+from salcli.pipeline.inputs import id_samples, ood_test_samples
+from salcli.store.files import read_arrays, read_header
+from salcli.store.formats import read_network, write_network
+from salcli.store.layout import Experiment, Workspace
+
+ENCODERS = list(built_in(IdTrained))
+FEW_IMAGES = {"train": 0.08, "calibration": 0.08, "wild": 0.08, "test": 0.76}
+SMALL = Experiment(0, OOD, 0.3)
+CONTRAST = {
+    "epochs": 2, "batch_size": 38, "warmup_epochs": 1, "smallest_crop": 0.6, "projection": 16, "head.epochs": 2,
+    "head.batch_size": 38,
+}  # fmt: skip
+STEP = {
+    "epochs": 2, "batch_size": 64, "smallest_crop": 0.6, "projection": 16, "structure.steps": 20,
+    "structure.batch_size": 32,
+}  # fmt: skip
+VALUES = {
+    **{f"methods.{encoder}.{key}": value for encoder in ENCODERS for key, value in CONTRAST.items()},
+    **{f"methods.step.{key}": value for key, value in STEP.items()},
+    "data.id_shares": FEW_IMAGES, "data.pi": [0.3], "train_id.epochs": 1, "methods.knn.k": 5, "encoders": ENCODERS,
+    "rivals": ["step"], "evaluate.methods": ["step", "msp", *ENCODERS],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project where all three are trained. None of them needs the filter."""
+    root = tmp_path_factory.mktemp("trained")
+    (root / "params.yaml").write_text(edited(default_text(), VALUES))
+    workspace, params = Workspace(root), load_params(root / "params.yaml")[0]
+    for name in (params.data.id, SMALL.ood):
+        prepare.prepare_set(workspace, params.data, name)
+    prepare.prepare_split(workspace, params.data, SMALL)
+    prepare.prepare_wild(workspace, params.data, SMALL)
+    train_id.run(workspace, params, SMALL)
+    extract.run_id(workspace, params, SMALL)
+    extract.run_wild(workspace, params, SMALL)
+    for encoder in ENCODERS:
+        train_ood.run_encoder(workspace, params, SMALL, encoder)
+    train_ood.run(workspace, params, SMALL, rival="step")
+    return root
+
+
+@pytest.fixture
+def own(trained: Path, tmp_path: Path) -> Workspace:
+    shutil.copytree(trained, tmp_path / "own")
+    return Workspace(tmp_path / "own")
+
+
+def train(workspace: Workspace, name: str, **changes: Any) -> Any:
+    """The network after a training with changed hyper-parameters; a__b stands for a.b."""
+    values = {f"methods.{name}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    params = params_of(workspace, values)
+    if name == "step":
+        train_ood.run(workspace, params, SMALL, rival=name)
+    else:
+        train_ood.run_encoder(workspace, params, SMALL, name)
+    return stored_network(workspace, name)
+
+
+def stored_network(workspace: Workspace, name: str) -> Any:
+    artifact = SMALL.network(name) if name == "step" else SMALL.encoder(name)
+    return read_network(workspace.find(artifact), built_in()[name].network)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("knn-plus", {"head__epochs": 3}, ["head.bias", "head.weight"]),
+        ("csi", {"head__epochs": 3}, [f"{head}.{part}" for head in ("head", "joint_head", "rotation_head")
+                                      for part in ("bias", "weight")]),
+        ("step", {"structure__steps": 5}, ["centres", "head.weight"]),
+    ],
+)  # fmt: skip
+def test_another_second_phase_keeps_the_features(
+    own: Workspace, name: str, changes: dict[str, Any], expected: list[str]
+) -> None:
+    before, after = stored_network(own, name).state_dict(), train(own, name, **changes).state_dict()
+    assert sorted(key for key, value in before.items() if not torch.equal(value, after[key])) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "accuracy"),
+    [
+        ("knn-plus", {"lr": 0.1, "head__lr": 0.5, "epochs": 14, "batch_size": 23, "head__epochs": 6}, 0.6),
+        ("csi", {"lr": 20.0, "warmup_lr": 2.0, "epochs": 14, "batch_size": 23, "head__epochs": 6}, 0.2),
+    ],
+)
+def test_an_encoder_learns(own: Workspace, name: str, changes: dict[str, Any], accuracy: float) -> None:
+    """Small batches of a tiny set need other rates than the authors'. Chance is 1/8."""
+    network = train(own, name, **changes, head__batch_size=23)
+    lines = own.find(SMALL.encoder_curve(name)).path.read_text().splitlines()
+    assert lines[0] == "phase,epoch,loss,accuracy"
+    rows = [line.split(",") for line in lines[1:]]
+    assert [(row[0], int(row[1])) for row in rows] == [
+        *(("contrast", epoch) for epoch in range(1, 15)),
+        *(("heads", epoch) for epoch in range(15, 21)),
+    ]
+    assert float(rows[13][2]) < 0.9 * float(rows[0][2])
+    test = id_samples(own, params_of(own), "test", SMALL)
+    with torch.inference_mode():
+        assert (network(test.rows.read(slice(None))).argmax(1) == test.labels).double().mean() > accuracy
+
+
+def test_step_learns_to_find_views_and_keeps_the_means_of_the_training_images(own: Workspace) -> None:
+    network = train(own, "step", epochs=6, batch_size=32, lr=0.003)
+    lines = own.find(SMALL.curve("step")).path.read_text().splitlines()
+    rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+    assert float(rows[5]["loss"]) < 0.8 * float(rows[0]["loss"])
+    assert float(rows[5]["accuracy"]) > 2 * float(rows[0]["accuracy"])
+    training = id_samples(own, params_of(own), "train", SMALL)
+    with torch.no_grad():
+        projected = network.head(network.features(training.rows.read(slice(None))))
+    means = torch.stack([projected[training.labels == label].mean(0) for label in range(8)])
+    torch.testing.assert_close(network.centres, means, atol=1e-5, rtol=1e-4)
+
+
+# --- scores
+
+
+def slow_scores(workspace: Workspace, network: Any, images: Tensor) -> list[float]:
+    """One image at a time."""
+    known = id_samples(workspace, params_of(workspace), "train", SMALL).rows.read(slice(None))
+    scores, n_classes = [], 8
+    with torch.inference_mode():
+        known_features = network.features(known).double()
+        known_features /= known_features.norm(dim=1, keepdim=True)
+        for image in images:
+            if isinstance(network, StepNetwork):
+                point = network.head(network.features(image[None]))[0]
+                scores.append(-min(float((point - centre).norm()) for centre in network.centres))
+            elif isinstance(network, RotationClassifier):
+                turned = [torch.rot90(image[None], turns, (2, 3)) for turns in range(4)]
+                joint = [network.joint_head(network.features(one))[0] for one in turned]
+                own = [logits[turns * n_classes :][:n_classes] for turns, logits in enumerate(joint)]
+                scores.append(float(torch.stack(own).mean(dim=0).softmax(dim=0).max()))
+            else:
+                feature = network.features(image[None]).double()[0]
+                distances = (known_features - feature / feature.norm()).norm(dim=1)
+                scores.append(-float(distances.sort().values[5 - 1]))
+    return scores
+
+
+def test_scores_are_their_definitions_and_short_schedules_are_marked(own: Workspace) -> None:
+    params = params_of(own)
+    done = evaluate.run(own, params, SMALL)
+    assert list(done.metrics) == ["step", "msp", *ENCODERS]
+    scores = read_arrays(own.find(SMALL.evaluation("scores.h5")), evaluate.SCORES)
+    sides = {
+        "id": id_samples(own, params, "test", SMALL).rows.read(slice(0, 20)),
+        "ood": ood_test_samples(own, params, SMALL).read(slice(0, 20)),
+    }
+    for name in ("step", *ENCODERS):
+        for side, images in sides.items():
+            expected = slow_scores(own, stored_network(own, name), images)
+            np.testing.assert_allclose(scores[f"{name}/{side}"][:20], expected, rtol=1e-3, atol=2e-4)
+    content = json.loads(own.find(SMALL.evaluation("metrics.json")).path.read_text())
+    assert [name for name in done.metrics if content[name].get("short_schedule")] == ["step", *ENCODERS]
+
+
+def test_the_authors_schedules_are_not_short() -> None:
+    params = load_params(REPOSITORY / "params.yaml")[0]
+    for name, key in (("knn-plus", "head.epochs"), ("csi", "epochs"), ("step", "structure.steps")):
+        assert not params.method(name).is_short()
+        fewer = load_params(REPOSITORY / "params.yaml", {f"methods.{name}.{key}": 99})[0]
+        assert fewer.method(name).is_short()
+
+
+# --- what is compared
+
+
+SPEC = NetworkSpec("small-cnn", 3, mean=(0.5,), std=(0.5,))
+
+
+def test_csi_averages_the_joint_logits_of_the_true_rotations() -> None:
+    network = RotationClassifier(SPEC).eval()
+    images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
+    with torch.inference_mode():
+        slow = torch.zeros(5, 3)
+        for turns in range(4):
+            joint = network.joint_head(network.features(torch.rot90(images, turns, (2, 3))))
+            slow += joint[:, 3 * turns : 3 * (turns + 1)] / 4
+        torch.testing.assert_close(network(images), slow)
+
+
+class OnlyMirrored(Distortions):
+    """Mirrors every second image and changes nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, torch.Generator())
+
+    def mirrored(self, images: Tensor) -> Tensor:
+        return torch.where(torch.arange(len(images))[:, None, None, None] % 2 == 1, images.flip(3), images)
+
+    def cropped(self, images: Tensor) -> Tensor:
+        return images
+
+    def recoloured(self, images: Tensor) -> Tensor:
+        return images
+
+
+def test_knn_plus_compares_two_views_and_csi_their_rotations() -> None:
+    images, labels = torch.arange(3 * 16).reshape(3, 1, 4, 4), torch.tensor([2, 0, 1])
+    one, other = images.clone(), images.clone()
+    one[1], other[0], other[2] = images[1].flip(2), images[0].flip(2), images[2].flip(2)
+    views, label = KnnPlus().views(OnlyMirrored(), ContrastiveClassifier(SPEC), images, labels)
+    assert torch.equal(views, torch.cat([one, other]))
+    assert label.tolist() == [2, 0, 1] * 2
+    views, label = Csi().views(OnlyMirrored(), RotationClassifier(SPEC), images, labels)
+    blocks = [torch.rot90(side, turns, (2, 3)) for side in (one, other) for turns in range(4)]
+    assert torch.equal(views, torch.cat(blocks))  # mirrored first: a mirrored rotation would be another rotation
+    assert label.tolist() == [2, 0, 1, 5, 3, 4, 8, 6, 7, 11, 9, 10] * 2
+
+
+# --- what is refused
+
+
+def test_the_file_says_what_it_is_and_one_of_another_split_is_refused(own: Workspace) -> None:
+    found = own.find(SMALL.encoder("knn-plus"))
+    header = read_header(found)
+    assert header.about["method"] == "knn-plus"
+    assert header.about["params"] == params_of(own).methods.of("knn-plus").model_dump()
+    with pytest.raises(BadArtifactError, match="of kind contrastive-classifier, not rotation-classifier"):
+        read_network(found, RotationClassifier)
+    write_network(found.path, read_network(found, ContrastiveClassifier), header.about | {"made_from": {"id": "x"}})
+    with pytest.raises(BadArtifactError, match=r"knn-plus\.safetensors was made with another id\.h5"):
+        evaluate.run(own, params_of(own), SMALL)
+    found.path.unlink()
+    with pytest.raises(MissingArtifactError, match="make it with: salcli train-encoder --encoder knn-plus --seed 0"):
+        evaluate.run(own, params_of(own), SMALL)
+
+
+def test_more_neighbours_than_training_samples_are_refused(own: Workspace) -> None:
+    with pytest.raises(ParamsError, match=r"methods\.knn\.k is 5000, but there are only 115 ID training samples"):
+        evaluate.run(own, params_of(own, {"methods.knn.k": 5000}), SMALL)
+
+
+def test_points_have_no_views(tmp_path: Path) -> None:
+    values = {"data.id": "gaussians-2d", "data.ood": ["ring-2d"], "data.image_size": 1, "data.channels": 2}
+    params = load_params(REPOSITORY / "params.yaml", {**values, "model.backbone": "mlp", "train_id.epochs": 1})[0]
+    workspace, experiment = Workspace(tmp_path), Experiment(0, "ring-2d", 0.1)
+    for name in ("gaussians-2d", "ring-2d"):
+        prepare.prepare_set(workspace, params.data, name)
+    prepare.prepare_split(workspace, params.data, experiment)
+    prepare.prepare_wild(workspace, params.data, experiment)
+    train_id.run(workspace, params, experiment)
+    with pytest.raises(DataError, match=r"views of images.* leave it out of encoders"):
+        train_ood.run_encoder(workspace, params, experiment, "csi")
+    with pytest.raises(DataError, match=r"views of images.* leave it out of rivals"):
+        train_ood.run(workspace, params, experiment, rival="step")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"encoders": ["knn+"]}, r"encoders.0 .*no method is called knn\+ \(did you mean knn-plus\?\)"),
+        ({"encoders": ["csi", "csi"]}, "encoders .*csi"),
+        ({"methods.csi.epochs": 10}, "methods.csi .*warmup_epochs is 10, but must be less than epochs, 10"),
+        ({"methods.csi.batch_size": 1}, "methods.csi.batch_size .*greater than or equal to 2"),
+        ({"methods.knn-plus.head.epochs": 0}, "methods.knn-plus.head.epochs .*greater than or equal to 1"),
+        ({"methods.knn-plus.smallest_crop": 20}, "methods.knn-plus.smallest_crop .*did you mean 0.2"),
+        ({"methods.knn-plus.temperture": 1}, "temperture .*did you mean"),
+        ({"rivals": ["wods"]}, "did you mean woods"),
+        ({"methods.woods.penalty_growth": 1}, "must be greater than 1, got 1"),
+    ],
+    ids=str,
+)
+def test_bad_params_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        load_params(REPOSITORY / "params.yaml", values)

@@ -1,0 +1,397 @@
+"""The filter: scores equal projections on a dense SVD to 1e-6, and the threshold keeps its promise."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from salcli.errors import ThresholdError
+from salcli.pipeline.filter import _threshold
+from salcli.sal import spectrum
+from salcli.sal.filter import (
+    class_agnostic_scores,
+    class_conditional_scores,
+    outlier_scores,
+    reference_gradients,
+    score_threshold,
+    separation_errors,
+    working_quantiles,
+)
+from salcli.sal.gradients import Factors, Gradients, Representation, mean_gradient
+from salcli.sal.spectrum import CentredGradients
+from salcli.store.formats import RepresentationFile
+
+N_CLASSES, N_FEATURES = 4, 5  # K·D is 20
+CLASSES = range(N_CLASSES)
+# Gram matrix, covariance matrix or iteration, whichever the size of the data then leads to
+SMALL_SIDES = [0, 20, 512]
+Make = Callable[..., Factors]
+
+
+@pytest.fixture(params=SMALL_SIDES)
+def small_side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(spectrum, "SMALL_SIDE", request.param)
+    return int(request.param)
+
+
+@pytest.fixture
+def sources(random_factors: Make) -> Callable[[int], tuple[Factors, Factors, Factors]]:
+    """Wild, calibration and ID training gradients."""
+
+    def make(n_wild: int) -> tuple[Factors, Factors, Factors]:
+        wild, calibration, id_train = (
+            random_factors(n, N_CLASSES, N_FEATURES, seed) for seed, n in enumerate((n_wild, 30, 40))
+        )
+        return wild, calibration, id_train
+
+    return make
+
+
+Sources = Callable[[int], tuple[Factors, Factors, Factors]]
+
+
+def grouped(factors: Factors, label: list[int]) -> Factors:
+    """The same gradients, said to be of other classes."""
+    return Factors(factors.residual, factors.feature, torch.tensor(label))
+
+
+def dense(factors: Factors) -> np.ndarray:
+    """The gradients themselves, in double precision."""
+    return factors.to(torch.device("cpu"), torch.float64).dense().numpy()
+
+
+class AmbiguousTruthError(Exception):
+    """The last vector that counts and the first that does not have almost the same singular value."""
+
+
+def slow_scores(spectrum_rows: np.ndarray, rows: np.ndarray, n_vectors: int) -> np.ndarray:
+    """Squared projections on the right singular vectors of a matrix, averaged; rows are centred already.
+
+    Vectors of singular value zero point anywhere, so they are left out.
+    """
+    _, values, vectors = np.linalg.svd(spectrum_rows, full_matrices=False)
+    rank = int((values > 1e-6 * values[0]).sum())
+    n_kept = min(n_vectors, rank)
+    if n_kept < rank and values[n_kept - 1] < 1.001 * values[n_kept]:
+        raise AmbiguousTruthError
+    return np.square(rows @ vectors[:n_kept].T).sum(axis=1) / n_vectors
+
+
+def slow_class_conditional(
+    wild: Factors, sources: list[Factors], id_train: Factors, n_vectors: int, *, global_reference: bool = False
+) -> list[np.ndarray]:
+    """Class by class, with dense matrices; NaN where the wild data have no such class."""
+    found = [np.full(len(source), np.nan) for source in sources]
+    for k in CLASSES:
+        reference = dense(id_train if global_reference else id_train.of_class(k)).mean(axis=0)
+        wild_rows = dense(wild.of_class(k)) - reference
+        if len(wild_rows) == 0:
+            continue
+        for values, source in zip(found, sources, strict=True):
+            own = dense(source.of_class(k)) - reference
+            values[(source.label == k).numpy()] = slow_scores(wild_rows, own, n_vectors)
+    return found
+
+
+def assert_equal_scores(found: list[Tensor], expected: list[np.ndarray]) -> None:
+    """To 1e-6, relative to the score itself; NaN where the truth is NaN."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float64
+        scale = np.nanmax(other, initial=0)
+        np.testing.assert_allclose(one.numpy(), other, rtol=1e-6, atol=1e-13 * scale + 1e-300)
+
+
+# --- scores
+
+
+@pytest.mark.parametrize("global_reference", [False, True])
+@pytest.mark.parametrize("n_vectors", [1, 3])
+@pytest.mark.parametrize("n_wild", [13, 200])
+def test_class_conditional_scores_equal_a_dense_svd(
+    n_wild: int, n_vectors: int, global_reference: bool, small_side: int, sources: Sources
+) -> None:
+    wild, calibration, id_train = sources(n_wild)
+    shared = mean_gradient(id_train)[None] if global_reference else None
+    found = class_conditional_scores(wild, [wild, calibration], id_train, CLASSES, n_vectors, shared_reference=shared)
+    expected = slow_class_conditional(wild, [wild, calibration], id_train, n_vectors, global_reference=global_reference)
+    assert_equal_scores(found, expected)
+
+
+@pytest.mark.parametrize("class_conditional", [False, True])
+@pytest.mark.parametrize("n_vectors", [1, 3])
+@pytest.mark.parametrize("n_wild", [13, 19, 200])
+def test_class_agnostic_scores_equal_a_dense_svd(
+    n_wild: int, n_vectors: int, class_conditional: bool, small_side: int, sources: Sources
+) -> None:
+    wild, calibration, id_train = sources(n_wild)
+    reference = reference_gradients(id_train, N_CLASSES, class_conditional=class_conditional)
+    found = class_agnostic_scores(wild, [wild, calibration], reference, n_vectors)
+    rows = [
+        np.stack([g - reference[label if class_conditional else 0].flatten().numpy() for g, label in pairs])
+        for pairs in (zip(dense(source), source.label, strict=True) for source in (wild, calibration))
+    ]
+    assert_equal_scores(found, [slow_scores(rows[0], each, n_vectors) for each in rows])
+
+
+@settings(max_examples=60)
+@given(
+    labels=st.lists(st.integers(0, N_CLASSES - 1), min_size=1, max_size=50),
+    n_different=st.integers(1, 50),
+    n_zero=st.integers(0, 5),
+    n_vectors=st.integers(1, 4),
+    small_side=st.sampled_from(SMALL_SIDES),
+    global_reference=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_scores_equal_a_dense_svd_for_any_class_sizes_with_repeated_and_zero_rows(
+    random_factors: Make,
+    labels: list[int],
+    n_different: int,
+    n_zero: int,
+    n_vectors: int,
+    small_side: int,
+    global_reference: bool,
+    seed: int,
+) -> None:
+    """Classes with one sample, with none, with the same sample over and over."""
+    n = len(labels)
+    wild = grouped(random_factors(n, N_CLASSES, N_FEATURES, seed)[torch.arange(n) % n_different], labels)
+    wild = Factors(wild.residual * (torch.arange(n) >= n_zero)[:, None], wild.feature, wild.label)
+    calibration = random_factors(20, N_CLASSES, N_FEATURES, seed + 1)
+    id_train = grouped(random_factors(20, N_CLASSES, N_FEATURES, seed + 2), [k % N_CLASSES for k in range(20)])
+    both = [wild, calibration]
+    try:
+        expected = slow_class_conditional(wild, both, id_train, n_vectors, global_reference=global_reference)
+    except AmbiguousTruthError:
+        reject()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(spectrum, "SMALL_SIDE", small_side)
+        shared = mean_gradient(id_train)[None] if global_reference else None
+        found = class_conditional_scores(wild, both, id_train, CLASSES, n_vectors, shared_reference=shared)
+    assert_equal_scores(found, expected)
+
+
+@pytest.mark.parametrize("label_row_only", [False, True])
+@pytest.mark.parametrize("rows_per_chunk", [11, 8192])
+def test_scores_from_a_file_do_not_depend_on_the_chunk(
+    rows_per_chunk: int,
+    label_row_only: bool,
+    small_side: int,
+    random_representation: Callable[..., Representation],
+    stored: Callable[..., RepresentationFile],
+) -> None:
+    representations = [random_representation(n, N_CLASSES, N_FEATURES, seed) for seed, n in enumerate((120, 30, 40))]
+    files = [Gradients(stored(x, rows_per_chunk), x.label, label_row_only) for x in representations]
+    direct = [next(Gradients(x, x.label, label_row_only).chunks()) for x in representations]
+    streamed = class_conditional_scores(files[0], files[:2], files[2], CLASSES, n_vectors=2)
+    assert_equal_scores(streamed, slow_class_conditional(direct[0], direct[:2], direct[2], n_vectors=2))
+    reference = reference_gradients(files[2], N_CLASSES, class_conditional=True)
+    expected = class_agnostic_scores(direct[0], direct[:2], reference, n_vectors=2)
+    streamed = class_agnostic_scores(files[0], files[:2], reference, n_vectors=2)
+    assert_equal_scores(streamed, [values.numpy() for values in expected])
+
+
+def test_scores_go_with_their_rows_when_rows_are_shuffled(small_side: int, sources: Sources) -> None:
+    wild, _, id_train = sources(120)
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(5))
+    shuffled, reference = wild[order], reference_gradients(id_train, N_CLASSES, class_conditional=False)
+    straight, mixed = (class_conditional_scores(x, [x], id_train, CLASSES, n_vectors=2)[0] for x in (wild, shuffled))
+    assert_equal_scores([mixed], [straight[order].numpy()])
+    straight, mixed = (class_agnostic_scores(x, [x], reference, n_vectors=2)[0] for x in (wild, shuffled))
+    assert_equal_scores([mixed], [straight[order].numpy()])
+
+
+def test_the_only_sample_of_a_class_scores_its_squared_distance_from_the_reference(sources: Sources) -> None:
+    """One row is its own direction."""
+    wild, _, id_train = sources(5)
+    wild = grouped(wild, [0, 1, 1, 1, 1])
+    (tau,) = class_conditional_scores(wild, [wild], id_train, CLASSES, n_vectors=1)
+    distance = wild.dense()[0] - mean_gradient(id_train.of_class(0)).flatten()
+    assert float(tau[0]) == pytest.approx(float(distance.square().sum()), rel=1e-9)
+
+
+def test_a_class_that_the_wild_data_lack_cannot_be_scored(sources: Sources) -> None:
+    wild, calibration, id_train = sources(40)
+    wild = grouped(wild, [k % 3 for k in range(40)])
+    wild_tau, tau = class_conditional_scores(wild, [wild, calibration], id_train, CLASSES, n_vectors=1)
+    assert torch.equal(tau.isnan(), calibration.label == 3)
+    assert not wild_tau.isnan().any()
+
+
+def test_wild_samples_of_other_classes_count_only_in_class_agnostic_scores(sources: Sources) -> None:
+    wild, _, id_train = sources(60)
+    without, is_other = wild[wild.label != 1], wild.label != 1
+    tau, alone = (class_conditional_scores(x, [x], id_train, CLASSES, n_vectors=1)[0] for x in (wild, without))
+    torch.testing.assert_close(tau[is_other], alone)
+    reference = reference_gradients(id_train, N_CLASSES, class_conditional=True)
+    tau, alone = (class_agnostic_scores(x, [x], reference, n_vectors=1)[0] for x in (wild, without))
+    assert not torch.allclose(tau[is_other], alone)
+
+
+def test_several_vectors_average_squares_so_that_signs_cannot_cancel(random_factors: Make) -> None:
+    factors = random_factors(6, N_CLASSES, N_FEATURES)
+    G = CentredGradients(factors, torch.zeros(1, N_CLASSES, N_FEATURES, dtype=torch.float64))
+    v = torch.randn(1, N_CLASSES, N_FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    projection = factors.dense() @ v.flatten()
+    for V, expected in ((torch.cat([v, -v]), projection**2), (v, projection**2 / 2), (v[:0], 0 * projection)):
+        torch.testing.assert_close(outlier_scores(G, V, n_vectors=2), expected)
+
+
+def test_references_are_the_mean_of_each_class_or_of_all(sources: Sources) -> None:
+    _, _, id_train = sources(1)
+    found = reference_gradients(id_train, N_CLASSES, class_conditional=True)
+    for k in CLASSES:
+        torch.testing.assert_close(found[k].flatten(), id_train.dense()[id_train.label == k].mean(0))
+    (shared,) = reference_gradients(id_train, N_CLASSES, class_conditional=False)
+    torch.testing.assert_close(shared.flatten(), id_train.dense().mean(0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_gives_the_same_scores(small_side: int, sources: Sources) -> None:
+    wild, _, id_train = sources(60)
+    on_cpu, on_gpu = (
+        class_conditional_scores(wild, [wild], id_train, CLASSES, 1, device=torch.device(name))[0]
+        for name in ("cpu", "cuda")
+    )
+    torch.testing.assert_close(on_gpu, on_cpu)
+
+
+# --- the threshold; test_metrics has what its value is
+
+# few different values, so that ties are common, or many
+VALUES = st.integers(0, 4).map(float) | st.floats(0, 1e6)
+SCORES = st.lists(VALUES, min_size=1, max_size=40).map(lambda values: torch.tensor(values, dtype=torch.float64))
+# as a person types them: with up to four digits
+QUANTILES = st.integers(1, 9999).map(lambda q: q / 10_000)
+
+
+def n_candidates(calibration: Tensor, wild: Tensor, quantile: float) -> int:
+    return int((wild > score_threshold(calibration, quantile)).sum())
+
+
+def works(calibration: Tensor, wild: Tensor, quantile: float) -> bool:
+    """Whether there are candidates, but not only candidates."""
+    return 0 < n_candidates(calibration, wild, quantile) < len(wild)
+
+
+@given(calibration=SCORES, quantile=QUANTILES, seed=st.integers(0, 100))
+def test_the_threshold_is_the_smallest_score_with_the_share_at_or_below_it(
+    calibration: Tensor, quantile: float, seed: int
+) -> None:
+    """In exact arithmetic on the decimal fraction, because 0.55 · 20 is not 11 in floating point; in any order."""
+    share = Fraction(round(quantile * 10_000), 10_000)
+    enough = [x for x in calibration.tolist() if (calibration <= x).sum().item() >= share * len(calibration)]
+    order = torch.randperm(len(calibration), generator=torch.Generator().manual_seed(seed))
+    assert score_threshold(calibration, quantile) == score_threshold(calibration[order], quantile) == min(enough)
+
+
+@given(calibration=SCORES, wild=SCORES)
+def test_working_quantiles_work_at_both_ends_and_nowhere_else(calibration: Tensor, wild: Tensor) -> None:
+    """Slow reference: try a quantile for every possible rank."""
+    n = len(calibration)
+    working_ranks = [rank for rank in range(1, n + 1) if works(calibration, wild, (rank - 0.5) / n)]
+    found = working_quantiles(calibration, wild)
+    if found is None:
+        assert not working_ranks
+        return
+    low, high = found
+    assert working_ranks == list(range(round(low * n) + 1, round(high * n) + 1))
+    assert works(calibration, wild, high)
+    assert works(calibration, wild, low + 1e-6)
+    assert high == 1 or n_candidates(calibration, wild, high + 1e-6) == 0
+    assert low == 0 or n_candidates(calibration, wild, low) == len(wild)
+
+
+@given(calibration=SCORES, wild=SCORES, quantile=QUANTILES)
+def test_a_threshold_that_leaves_no_choice_is_an_error_that_names_quantiles_that_work(
+    calibration: Tensor, wild: Tensor, quantile: float
+) -> None:
+    """The numbers of the message are typed in again: they must work as printed."""
+    if works(calibration, wild, quantile):
+        assert _threshold(calibration, wild, quantile) == score_threshold(calibration, quantile)
+        return
+    with pytest.raises(ThresholdError) as error:
+        _threshold(calibration, wild, quantile)
+    message = str(error.value)
+    outcome = "no candidate" if n_candidates(calibration, wild, quantile) == 0 else "nothing but candidate"
+    assert outcome in message
+    named = re.search(r"values from (\S+) to (\S+) work", message)
+    if named is None:
+        assert "no value works" in message
+        assert working_quantiles(calibration, wild) is None
+        return
+    low, high = float(named[1]), float(named[2])
+    assert works(calibration, wild, low)
+    assert works(calibration, wild, high)
+    assert (low, high) == pytest.approx(working_quantiles(calibration, wild), abs=0.51 / len(calibration))
+
+
+def test_without_calibration_scores_the_error_says_why() -> None:
+    with pytest.raises(ThresholdError, match="use a larger calibration set"):
+        _threshold(torch.empty(0, dtype=torch.float64), torch.ones(3, dtype=torch.float64), 0.95)
+
+
+# --- errors of the separation
+
+
+@given(truth=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=20))
+def test_separation_errors_are_shares_of_each_side(truth: list[tuple[bool, bool]]) -> None:
+    """Slow reference: count."""
+    is_candidate, is_ood = torch.tensor(truth).T
+    found = separation_errors(is_candidate, is_ood)
+    wild_id = [candidate for candidate, ood in truth if not ood]
+    wild_ood = [candidate for candidate, ood in truth if ood]
+    expected_in = wild_id.count(True) / len(wild_id) if wild_id else math.nan
+    expected_out = wild_ood.count(False) / len(wild_ood) if wild_ood else math.nan
+    assert (found.err_in, found.err_out) == pytest.approx((expected_in, expected_out), nan_ok=True)
+
+
+def assert_promised(errors: list[float], quantile: float, n: int) -> None:
+    """Of n exchangeable scores and one more, the new one is above the r-th smallest with probability 1 − r/(n + 1)."""
+    standard_error = np.std(errors) / math.sqrt(len(errors))
+    assert standard_error < 0.005
+    assert np.mean(errors) == pytest.approx(1 - math.ceil(quantile * n) / (n + 1), abs=4 * standard_error)
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.95])
+def test_err_in_is_what_the_quantile_promises_for_exchangeable_scores(quantile: float) -> None:
+    n, n_wild, rng, errors = 99, 400, np.random.default_rng(0), []
+    for _ in range(400):
+        scores = torch.from_numpy(rng.exponential(size=n + n_wild))
+        is_candidate = scores[n:] > score_threshold(scores[:n], quantile)
+        errors.append(separation_errors(is_candidate, torch.zeros(n_wild, dtype=torch.bool)).err_in)
+    assert_promised(errors, quantile, n)
+
+
+def test_err_in_is_what_the_quantile_promises_for_scores_on_the_singular_vectors_of_the_wild_data(
+    random_factors: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held-out ID samples are dealt again and again to the calibration and to the wild data.
+
+    The outliers are strong, so that the vectors are theirs: wild ID samples that bend a vector towards
+    themselves are no longer exchangeable with those that cannot.
+    """
+    monkeypatch.setattr(spectrum, "SMALL_SIDE", 10)  # K·D is 6: the quick way
+    n, n_wild_id, quantile = 99, 300, 0.9
+    pool, id_train = random_factors(n + n_wild_id, 2, 3, seed=1), random_factors(50, 2, 3, seed=2)
+    outliers = random_factors(60, 2, 3, seed=3)
+    joined = [torch.cat(pair) for pair in zip(vars(pool).values(), vars(outliers).values(), strict=True)]
+    everything = Factors(*joined)
+    everything.feature[len(pool) :] *= 10
+    rng, errors = torch.Generator().manual_seed(0), []
+    for _ in range(100):
+        order = torch.randperm(len(pool), generator=rng)
+        wild = everything[torch.cat([order[n:], torch.arange(len(pool), len(everything))])]
+        wild_tau, tau = class_conditional_scores(wild, [wild, pool[order[:n]]], id_train, range(2), n_vectors=1)
+        is_ood = torch.arange(len(wild)) >= n_wild_id
+        errors.append(separation_errors(wild_tau > score_threshold(tau, quantile), is_ood).err_in)
+    assert_promised(errors, quantile, n)

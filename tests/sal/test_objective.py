@@ -1,0 +1,77 @@
+"""What the OOD classifier minimises, against sums over samples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from salcli.sal.gradients import last_layer_residual
+from salcli.sal.objective import binary_sigmoid_risk, sal_objective
+
+LOGITS = st.lists(st.floats(-20, 20), min_size=1, max_size=8)
+
+
+def double(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@given(id_logits=LOGITS, outlier_logits=LOGITS)
+def test_the_binary_risk_is_the_mean_of_two_mean_log_losses(
+    id_logits: list[float], outlier_logits: list[float]
+) -> None:
+    """Slow reference: −log σ(x) for ID, −log(1 − σ(x)) for outliers, sample by sample."""
+    positive = [math.log(1 + math.exp(-x)) for x in id_logits]
+    negative = [math.log(1 + math.exp(x)) for x in outlier_logits]
+    expected = (sum(positive) / len(positive) + sum(negative) / len(negative)) / 2
+    found = binary_sigmoid_risk(double(id_logits), double(outlier_logits))
+    assert float(found) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@given(id_logits=LOGITS, outlier_logits=LOGITS)
+def test_a_step_down_makes_id_logits_larger_and_outlier_logits_smaller(
+    id_logits: list[float], outlier_logits: list[float]
+) -> None:
+    """d/dx −log σ(x) = −σ(−x), over the number of samples of its own side, and halved."""
+    id_logit, outlier_logit = double(id_logits).requires_grad_(), double(outlier_logits).requires_grad_()
+    binary_sigmoid_risk(id_logit, outlier_logit).backward()
+    assert id_logit.grad is not None
+    assert outlier_logit.grad is not None
+    torch.testing.assert_close(id_logit.grad, -torch.sigmoid(-double(id_logits)) / (2 * len(id_logits)))
+    torch.testing.assert_close(outlier_logit.grad, torch.sigmoid(double(outlier_logits)) / (2 * len(outlier_logits)))
+
+
+def test_with_sides_of_one_size_the_risk_is_the_usual_binary_cross_entropy() -> None:
+    logits = double([3.0, -1.0, 0.5, 2.0])
+    usual = torch.nn.functional.binary_cross_entropy_with_logits(logits, double([1, 1, 0, 0]))
+    torch.testing.assert_close(binary_sigmoid_risk(logits[:2], logits[2:]), usual)
+
+
+def test_extreme_logits_stay_finite_and_are_worth_their_size() -> None:
+    wrong = binary_sigmoid_risk(torch.tensor([-1e4]), torch.tensor([1e4]))
+    right = binary_sigmoid_risk(torch.tensor([1e4]), torch.tensor([-1e4]))
+    assert float(wrong) == 1e4
+    assert float(right) == 0
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(1, 6), n_classes=st.integers(2, 5), weight=st.floats(0.1, 20))
+def test_the_objective_is_the_log_loss_of_the_classes_plus_the_weighted_binary_risk(
+    seed: int, n: int, n_classes: int, weight: float
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    class_logits = torch.randn(n, n_classes, generator=rng, dtype=torch.float64).requires_grad_()
+    labels = torch.randint(n_classes, (n,), generator=rng)
+    # the ID side may be larger than the labeled batch: candidate ID data can join it
+    id_logit, outlier_logit = (torch.randn(size, generator=rng, dtype=torch.float64) for size in (2 * n, n + 1))
+    found = sal_objective(class_logits, labels, id_logit, outlier_logit, weight)
+    probabilities = class_logits.detach().softmax(1).tolist()
+    risks = [-math.log(row[label]) for row, label in zip(probabilities, labels.tolist(), strict=True)]
+    expected = sum(risks) / n + weight * float(binary_sigmoid_risk(id_logit, outlier_logit))
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-9)
+    found.backward()  # type: ignore[no-untyped-call]
+    assert class_logits.grad is not None
+    torch.testing.assert_close(class_logits.grad, last_layer_residual(class_logits.detach(), labels) / n)

@@ -1,0 +1,256 @@
+"""Singular vectors of the centred gradients equal those of a dense SVD, whichever way they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from salcli.sal import spectrum
+from salcli.sal.filter import reference_gradients
+from salcli.sal.gradients import Factors, FactorSource, Gradients, Representation, mean_gradient
+from salcli.sal.spectrum import CentredGradients, top_singular_vectors
+from salcli.store.formats import RepresentationFile
+
+N_CLASSES, N_FEATURES = 5, 7
+Make = Callable[..., Factors]
+Centre = Callable[..., CentredGradients]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the ways through top_singular_vectors, and what must not be used on it."""
+
+    small_side: int
+    n_rows: int  # K·D is 35
+    unused: tuple[str, ...]
+    gram_side: int = 0
+
+
+WAYS = {
+    "Gram matrix, fewer rows": Way(1000, 20, ("covariance", "covariance_product", "project")),
+    "Gram matrix, more rows": Way(1000, 60, ("covariance", "covariance_product", "project")),
+    "covariance matrix": Way(35, 60, ("gram", "covariance_product", "project", "combine")),
+    "iterated on the Gram matrix": Way(0, 25, ("covariance", "covariance_product", "project"), gram_side=1000),
+    "iterated, fewer rows": Way(0, 25, ("gram", "covariance", "covariance_product")),
+    "iterated, more rows": Way(0, 60, ("gram", "covariance", "project", "combine")),
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """Small data take a way that only large data would take; a step from another way fails."""
+    chosen: Way = request.param
+    monkeypatch.setattr(spectrum, "SMALL_SIDE", chosen.small_side)
+    monkeypatch.setattr(spectrum, "GRAM_SIDE", chosen.gram_side)
+    for name in chosen.unused:
+        monkeypatch.setattr(CentredGradients, name, None)
+    return chosen
+
+
+@pytest.fixture
+def factors(way: Way, random_factors: Make) -> Factors:
+    return random_factors(way.n_rows, N_CLASSES, N_FEATURES, seed=3)
+
+
+@pytest.fixture
+def centred(random_factors: Make) -> Centre:
+    """About the mean gradient of other data, or one such mean for each class."""
+
+    def centre(source: FactorSource, *, per_class: bool = False) -> CentredGradients:
+        id_train = random_factors(100, N_CLASSES, N_FEATURES, seed=9)
+        return CentredGradients(source, reference_gradients(id_train, N_CLASSES, class_conditional=per_class))
+
+    return centre
+
+
+def dense(gradients: CentredGradients) -> np.ndarray:
+    """The matrix itself, row by row."""
+    rows = []
+    for chunk in gradients.source.chunks():
+        for residual, feature, label in zip(chunk.residual, chunk.feature, chunk.label, strict=True):
+            reference = gradients.reference[label] if len(gradients.reference) > 1 else gradients.reference[0]
+            rows.append(np.outer(residual.double(), feature.double()).flatten() - reference.flatten().numpy())
+    return np.stack(rows)
+
+
+def assert_same_directions(found: Tensor, expected: np.ndarray) -> None:
+    """Equal but for the sign, which no singular vector has."""
+    vectors = found.flatten(1).numpy()
+    assert vectors.shape == expected.shape
+    signs = np.sign((vectors * expected).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(vectors * signs, expected, rtol=1e-6, atol=1e-9)
+
+
+def assert_equal_to_a_dense_svd(gradients: CentredGradients, n_vectors: int, n_expected: int | None = None) -> None:
+    expected = np.linalg.svd(dense(gradients)).Vh[: n_expected or n_vectors]
+    assert_same_directions(top_singular_vectors(gradients, n_vectors), expected)
+
+
+# --- all ways
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+@pytest.mark.parametrize("n_vectors", [1, 4])
+def test_singular_vectors_equal_a_dense_svd(factors: Factors, centred: Centre, n_vectors: int, per_class: bool) -> None:
+    assert_equal_to_a_dense_svd(centred(factors, per_class=per_class), n_vectors)
+
+
+@pytest.mark.parametrize("rows_per_chunk", [7, 8192])
+def test_singular_vectors_of_a_file_equal_a_dense_svd_whatever_the_chunk(
+    way: Way,
+    rows_per_chunk: int,
+    centred: Centre,
+    random_representation: Callable[..., Representation],
+    stored: Callable[..., RepresentationFile],
+) -> None:
+    x = random_representation(way.n_rows, N_CLASSES, N_FEATURES, seed=3)
+    file = stored(x, rows_per_chunk)
+    in_memory, streamed = (centred(Gradients(source, x.label), per_class=True) for source in (x, file))
+    assert_same_directions(top_singular_vectors(streamed, 2), np.linalg.svd(dense(in_memory)).Vh[:2])
+
+
+def test_the_order_of_rows_does_not_matter(factors: Factors, centred: Centre) -> None:
+    shuffled = factors[torch.randperm(len(factors), generator=torch.Generator().manual_seed(1))]
+    expected = top_singular_vectors(centred(factors, per_class=True), 3)
+    assert_same_directions(top_singular_vectors(centred(shuffled, per_class=True), 3), expected.flatten(1).numpy())
+
+
+def test_vectors_are_orthonormal_and_no_unit_vector_has_longer_projections(factors: Factors, centred: Centre) -> None:
+    """What Eq. 7 says, word for word; the largest comes first."""
+    G = centred(factors)
+    V = top_singular_vectors(G, 4).flatten(1)
+    torch.testing.assert_close(V @ V.T, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-9)
+    explained = np.square(dense(G) @ V.numpy().T).sum(axis=0)
+    np.testing.assert_allclose(explained, np.linalg.svd(dense(G)).S[:4] ** 2)
+    others = np.random.default_rng(0).standard_normal((500, N_CLASSES * N_FEATURES))
+    others /= np.linalg.norm(others, axis=1, keepdims=True)
+    assert (np.square(dense(G) @ others.T).sum(axis=0) < explained[0]).all()
+
+
+def test_repeated_rows_count_as_often_as_they_occur(factors: Factors, centred: Centre) -> None:
+    rows = torch.arange(len(factors))
+    assert_equal_to_a_dense_svd(centred(factors[rows % 10 // (1 + rows % 2)]), 2)
+
+
+def test_directions_beyond_the_rank_are_left_out(factors: Factors, centred: Centre) -> None:
+    """Three different rows span three directions; a fourth would point anywhere."""
+    assert_equal_to_a_dense_svd(centred(factors[torch.arange(len(factors)) % 3]), 4, n_expected=3)
+
+
+@pytest.mark.parametrize(("ratio", "n_expected"), [(1e-4, 2), (5e-7, 1)])
+def test_a_direction_counts_down_to_a_millionth_of_the_largest(way: Way, ratio: float, n_expected: int) -> None:
+    """All rows lie along one axis but the first, which is short and at a right angle to it."""
+    residual = torch.zeros(way.n_rows, N_CLASSES, dtype=torch.float64)
+    residual[:, 0], residual[0, 0], residual[0, 1] = 1, 0, ratio * np.sqrt(way.n_rows - 1)
+    feature = torch.zeros(way.n_rows, N_FEATURES, dtype=torch.float64)
+    feature[:, 0] = 1
+    source = Factors(residual, feature, torch.zeros(way.n_rows, dtype=torch.int64))
+    G = CentredGradients(source, torch.zeros(1, N_CLASSES, N_FEATURES, dtype=torch.float64))
+    assert_same_directions(top_singular_vectors(G, 3), np.eye(N_CLASSES * N_FEATURES)[[0, N_FEATURES]][:n_expected])
+
+
+def test_rows_of_zeros_and_rows_that_equal_their_reference_have_no_direction(factors: Factors) -> None:
+    """Rounding errors are no direction either."""
+    zeros = Factors(torch.zeros_like(factors.residual), factors.feature, factors.label)
+    reference = torch.zeros(1, N_CLASSES, N_FEATURES, dtype=torch.float64)
+    assert top_singular_vectors(CentredGradients(zeros, reference), 2).shape == (0, N_CLASSES, N_FEATURES)
+    equal = factors[torch.zeros(len(factors), dtype=torch.int64)]
+    assert len(top_singular_vectors(CentredGradients(equal, mean_gradient(equal)[None]), 2)) == 0
+
+
+def test_zero_rows_among_others_are_rows_like_any_other(factors: Factors, centred: Centre) -> None:
+    keep = (torch.arange(len(factors)) % 4 > 0).double()[:, None]
+    assert_equal_to_a_dense_svd(centred(Factors(factors.residual * keep, factors.feature, factors.label)), 2)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12])
+def test_the_scale_of_the_gradients_does_not_matter(factors: Factors, scale: float) -> None:
+    """The gradients of a confident network are tiny, and still have directions."""
+    reference = torch.zeros(1, N_CLASSES, N_FEATURES, dtype=torch.float64)
+    scaled = CentredGradients(Factors(factors.residual * scale, factors.feature, factors.label), reference)
+    expected = np.linalg.svd(dense(CentredGradients(factors, reference))).Vh[:2]
+    assert_same_directions(top_singular_vectors(scaled, 2), expected)
+
+
+@pytest.mark.parametrize("n_different", [1, 3, 20])
+def test_results_repeat_to_the_last_bit(factors: Factors, centred: Centre, n_different: int) -> None:
+    """Even where the iteration runs out of directions and has to make one up."""
+    G = centred(factors[torch.arange(len(factors)) % n_different])
+    first = top_singular_vectors(G, 4)
+    assert all(torch.equal(top_singular_vectors(G, 4), first) for _ in range(3))
+
+
+# --- any shape
+
+
+def test_the_vector_of_one_row_is_the_row_and_no_rows_have_none(random_factors: Make, centred: Centre) -> None:
+    G = centred(random_factors(1, N_CLASSES, N_FEATURES))
+    row = dense(G)
+    assert_same_directions(top_singular_vectors(G, 3), row / np.linalg.norm(row))
+    assert len(top_singular_vectors(centred(random_factors(4, N_CLASSES, N_FEATURES).of_class(99)), 2)) == 0
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.tuples(st.integers(1, 8), st.integers(1, 5), st.integers(1, 6)),
+    seed=st.integers(0, 10_000),
+    n_vectors=st.integers(1, 3),
+    per_class=st.booleans(),
+)
+def test_products_equal_those_of_the_dense_matrix(
+    random_factors: Make, sizes: tuple[int, int, int], seed: int, n_vectors: int, per_class: bool
+) -> None:
+    n, n_classes, n_features = sizes
+    rng = torch.Generator().manual_seed(seed)
+    reference = torch.randn(n_classes if per_class else 1, n_classes, n_features, generator=rng, dtype=torch.float64)
+    V = torch.randn(n_vectors, n_classes, n_features, generator=rng, dtype=torch.float64)
+    U = torch.randn(n, n_vectors, generator=rng, dtype=torch.float64)
+    G = CentredGradients(random_factors(*sizes, seed), reference)
+    matrix = torch.from_numpy(dense(G))
+    torch.testing.assert_close(G.project(V), matrix @ V.flatten(1).T)
+    torch.testing.assert_close(G.combine(U).flatten(1), U.T @ matrix)
+    torch.testing.assert_close(G.covariance_product(V).flatten(1), V.flatten(1) @ matrix.T @ matrix)
+    torch.testing.assert_close(G.gram(), matrix @ matrix.T, rtol=1e-7, atol=1e-11)
+    torch.testing.assert_close(G.covariance(), matrix.T @ matrix)
+
+
+@given(
+    n=st.integers(1, 60),
+    n_classes=st.integers(1, 5),
+    n_features=st.integers(1, 8),
+    n_vectors=st.integers(1, 4),
+    small_side=st.sampled_from([0, 16, 512]),
+    seed=st.integers(0, 10_000),
+    data=st.data(),
+)
+def test_the_explained_sum_of_squares_is_that_of_a_dense_svd(
+    random_factors: Make,
+    n: int,
+    n_classes: int,
+    n_features: int,
+    n_vectors: int,
+    small_side: int,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    """For every shape, on whatever way it takes, with repeated rows."""
+    factors = random_factors(n, n_classes, n_features, seed)
+    rows = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=60))
+    source = factors[torch.tensor(rows)]
+    G = CentredGradients(source, mean_gradient(factors)[None])
+    matrix = dense(G)
+    squares = np.linalg.svd(matrix, compute_uv=False) ** 2
+    scale = float(np.square(source.dense().numpy()).sum())
+    assume(squares[0] > 1e-10 * scale)  # else all is rounding errors
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(spectrum, "SMALL_SIDE", small_side)
+        V = top_singular_vectors(G, n_vectors).flatten(1).numpy()
+    np.testing.assert_allclose(V @ V.T, np.eye(len(V)), atol=1e-8)
+    assert np.square(matrix @ V.T).sum() == pytest.approx(squares[:n_vectors].sum(), rel=1e-9)
