@@ -154,7 +154,7 @@ def training(sizes: Sizes, folder: Path) -> Iterator[Row]:
     samples = _training_samples(setup)
     images, labels = samples.rows.read(slice(None)).to(sizes.device), samples.labels.to(sizes.device)
     n_steps = len(images) // BATCH
-    in_order = [(images[rows], labels[rows]) for rows in torch.arange(n_steps * BATCH).split(BATCH)]
+    in_order = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))[:n_steps]
     ours, bare = _classifier(setup), _classifier(setup)
     # more repeats: this ratio is near one, where noise counts
     timed = side_by_side(lambda: _train(setup, ours, 1), lambda: _bare_training(bare, in_order), sizes.repeats + 2)

@@ -258,9 +258,11 @@ def sweep_pi(
     from salcli.report.paper import paper_curves
     from salcli.report.results import sweep_grid, sweep_points
     from salcli.store.files import write_csv
-    from salcli.store.layout import RUNS
+    from salcli.store.layout import RUNS, UNKNOWN
 
     session = Session.open("sweep-pi", params, None, ood=ood, seed=seed, parallel=False)
+    if UNKNOWN in session.params.data.pi:
+        raise ParamsError("data.pi is [unknown]: the wild data come as they are, so there is no share to sweep")
     wanted = {(experiment.ood, experiment.seed) for experiment in session.experiments}
     every = sweep_points(session.workspace.root / RUNS, variant=variant)
     points = [point for point in every if (point.ood, point.seed) in wanted]

@@ -215,7 +215,8 @@ def _is_about(path: Path, row: Decision, found: Found, experiment: Experiment) -
     if known and known["experiment"] != _mark_of(experiment):  # another π or variant
         return False
     if row.filter != mark:
-        command = found.made_by.replace("salcli filter", "salcli review")  # with --scratch where it was found there
+        made_by = found.made_by or experiment.candidates.made_by  # the first has --scratch for a scratch run
+        command = made_by.replace("salcli filter", "salcli review")
         raise ReviewError(
             f"{path}, line {row.line} is about another run of the filter ({row.filter or 'none'}) than the one "
             f"here ({mark}); write the list again: {command}"

@@ -86,7 +86,8 @@ def test_the_plan_for_custom_images_is_shown(tmp_path: Path) -> None:
     said = " ".join(shown.split())
     for words in (
         "labeled: 40 images", "a, b 20 images each", "unlabeled: 24 images", "known-odd: 8 images", "small-cnn",
-        "1 files of labeled, left out b/empty.png (it is empty)", "warning: only 8 calibration images", f"next: cd {tmp_path}/d && dvc init --no-scm && dvc repro",
+        "1 files of labeled, left out b/empty.png (it is empty)", "warning: only 8 calibration images",
+        f"next: cd {tmp_path}/d && dvc init --no-scm && dvc repro",
     ):  # fmt: skip
         assert words in said
     assert load_params(tmp_path / "d" / "params.yaml")[0].seeds == (3,)

@@ -216,7 +216,7 @@ def test_a_web_page_is_no_data_set(web: Web, tmp_path: Path, content_type: str) 
     [
         (socket.gaierror(-2, "Name or service not known"), "no name server knows example.org (is there a network?)", 1),
         (OSError(errno.ENETUNREACH, "Network is unreachable"), "out of reach (is there a network?)", 1),
-        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "no connection to example.org", 4),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "no connection to example.org", 1),
         (TimeoutError("timed out"), "no answer from example.org for 30 s", 4),
         (ConnectionResetError(errno.ECONNRESET, "reset by peer"), "the connection broke", 4),
     ],

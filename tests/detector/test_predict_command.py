@@ -55,13 +55,14 @@ def test_each_file_has_a_row_with_what_the_detector_says(folder: Path) -> None:
     result = predict("new")
     found = Detector.load("detector.safetensors")(sorted((folder / "new").iterdir()))
     rows = table(result.stdout)
-    assert [row["path"] for row in rows] == [f"new/{i:04}.png" for i in range(12)]
-    assert [row["class"] for row in rows] == list(found.classes)
-    assert [np.float32(row["score"]) for row in rows] == list(found.scores)
-    assert [np.float32(row["probability"]) for row in rows] == list(found.probabilities)
-    assert [row["is_ood"] for row in rows] == ["true" if one else "false" for one in found.is_ood]
-    assert [float(row["p_value"]) for row in rows] == list(found.p_values)
-    assert {row["error"] for row in rows} == {""}
+    columns = {key: [row[key] for row in rows] for key in COLUMNS}
+    assert columns["path"] == [f"new/{i:04}.png" for i in range(12)]
+    assert columns["class"] == list(found.classes)
+    assert [np.float32(text) for text in columns["score"]] == list(found.scores)
+    assert [np.float32(text) for text in columns["probability"]] == list(found.probabilities)
+    assert columns["is_ood"] == [str(one).lower() for one in found.is_ood]
+    assert [float(text) for text in columns["p_value"]] == list(found.p_values)
+    assert {*columns["error"]} == {""}
     assert f"12 images, {found.is_ood.sum()} OOD" in result.stderr
 
 
@@ -106,16 +107,12 @@ def test_a_table_for_people_has_the_least_id_like_first_and_takes_no_name_for_ma
     assert "OOD" in first
     assert "The 40 least ID-like of 115 images" in shown
     assert max(map(len, shown.splitlines())) <= 100
-
-
-def test_long_paths_are_cut_in_the_table_alone(folder: Path) -> None:
-    deep = folder / "/".join(["a long name for a folder"] * 6)
-    deep.mkdir(parents=True)
-    (folder / "new" / "0000.png").rename(deep / "x.png")
-    shown = predict(str(deep), "--format", "table").stdout
+    long = Path("/".join(["a long name for a folder"] * 6), "x.png")
+    write_pngs(long.parent, id_images(built, "calibration")[:1])[0].rename(long)
+    shown = predict(str(long), "--format", "table").stdout
     assert max(map(len, shown.splitlines())) <= 100
     assert "…" in shown
-    assert paths(predict(str(deep)).stdout) == [str(deep / "x.png")]
+    assert paths(predict(str(long)).stdout) == [str(long)]
 
 
 # --- where images come from
@@ -148,12 +145,6 @@ def test_a_pattern_follows_links_but_not_in_circles(folder: Path) -> None:
     assert paths(predict("new/000*.png").stdout) == [path for path in found if path.startswith("new/000")]
 
 
-def test_a_pipe_in_a_folder_has_a_row_with_an_error_and_is_not_waited_for(folder: Path) -> None:
-    os.mkfifo("new/pipe.png")
-    row = table(predict("new").stdout)[-1]
-    assert (row["path"], row["error"]) == ("new/pipe.png", "it is not a regular file")
-
-
 def test_a_list_may_end_names_with_nul_and_one_missing_file_does_not_stop_the_rest(folder: Path) -> None:
     (folder / "new" / "0000.png").rename("new/a\nb.png")
     result = predict("-", "--null", stdin=b"new/a\nb.png\0new/gone.png\0new/0001.png\0" + b"x" * 5000)
@@ -164,16 +155,8 @@ def test_a_list_may_end_names_with_nul_and_one_missing_file_does_not_stop_the_re
     assert "2 images, 0 OOD (0.0%), 2 could not be read" in result.stderr
 
 
-NAMES = [
-    b"a b.png",
-    b"\"q\" 'q'.png",
-    b"a,b;c.png",
-    b"new\nline.png",
-    "ünï\u202e日本.png".encode(),
-    b"\xff\xfe.png",
-    b"=1+1.png",
-    b"-.png",
-]
+NAMES = [b"a b.png", b"\"q\" 'q'.png", b"a,b;c.png", b"new\nline.png", "ünï\u202e日本.png".encode(), b"\xff\xfe.png",
+         b"=1+1.png", b"-.png"]  # fmt: skip
 
 
 @pytest.mark.parametrize("output_format", ["csv", "jsonl"])
@@ -193,13 +176,15 @@ def test_unreadable_files_are_reported_and_do_not_stop_the_rest(folder: Path) ->
     (folder / "new" / "0001.png").write_bytes(b"")
     (folder / "new" / "0004.png").write_bytes((folder / "new" / "0002.png").read_bytes()[:40])
     Image.new("F", (8, 8)).save(folder / "new" / "0005.tif")
+    os.mkfifo("new/pipe.png")  # nobody waits for it
     result = predict("new", "--fail-on-ood", "--id-quantile", "0.999")
-    rows = table(result.stdout)
-    assert [row["path"] for row in rows if row["error"]] == ["new/0001.png", "new/0004.png", "new/0005.tif"]
-    assert {row["score"] == "" for row in rows if row["error"]} == {True}
-    assert result.stderr.count("cannot be read: ") == 3
+    bad = {row["path"]: row for row in table(result.stdout) if row["error"]}
+    assert [*bad] == ["new/0001.png", "new/0004.png", "new/0005.tif", "new/pipe.png"]
+    assert {row["score"] for row in bad.values()} == {""}
+    assert bad["new/pipe.png"]["error"] == "it is not a regular file"
+    assert result.stderr.count("cannot be read: ") == 4
     assert "new/0001.png: it is empty" in result.stderr
-    assert "3 could not be read" in result.stderr
+    assert "4 could not be read" in result.stderr
 
 
 @pytest.mark.parametrize("batch_size", ["1", "3", "4", "100"])
@@ -272,11 +257,6 @@ def test_a_detector_needs_nothing_but_itself(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["detector.safetensors", "new"]
 
 
-def test_classes_of_any_name_are_written(folder: Path) -> None:
-    random_detector("small-cnn", 1).save(folder / "detector.safetensors")
-    assert {row["class"] for row in table(predict("new").stdout_bytes)} <= {"ä", "b", "c"}
-
-
 # --- bad input
 
 
@@ -308,19 +288,12 @@ def bad_inputs(folder: Path) -> dict[str, str]:
     }
 
 
-def test_mistakes_give_one_message_and_leave_nothing_behind(folder: Path) -> None:
+def test_mistakes_give_one_message_and_leave_nothing_behind(built: Path, folder: Path) -> None:
     for arguments, message in bad_inputs(folder).items():
         assert message in refused("predict", *arguments.split(), root=folder), arguments
-
-
-def test_a_network_is_no_detector(built: Path, folder: Path) -> None:
     network = str(built / EXPERIMENT.network("sal").path)
-    assert "is a file of kind ood-classifier, not detector; make it again: salcli detector" in refused(
-        "predict", "new", "--detector", network, root=folder
-    )
-
-
-def test_without_any_detector_it_says_how_to_make_one(folder: Path) -> None:
+    message = refused("predict", "new", "--detector", network, root=folder)
+    assert "is a file of kind ood-classifier, not detector; make it again: salcli detector" in message
     (folder / "detector.safetensors").unlink()
     message = refused("predict", "new", root=folder)
     assert message.startswith("error: there is no detector.safetensors here and none below runs/; make one with: ")
@@ -355,14 +328,14 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_custom_network_that_is_allowed_predicts_and_is_exported(custom: Path) -> None:
     assert "nets_for_detectors:Net would be imported" in refused("predict", "new", root=custom)
     assert "nets_for_detectors" not in sys.modules
     shutil.copy("code/nets_for_detectors.py", ".")
     assert len(table(predict("new", "--allow-import").stdout)) == 3
-    for to in ("torch-export", "onnx"):
-        result = salcli("export", "--to", to, "graph", "--allow-import")
-        assert result.exit_code == 0, result.stderr
+    result = salcli("export", "--to", "onnx", "graph", "--allow-import")
+    assert result.exit_code == 0, result.stderr
 
 
 def test_the_custom_network_of_this_project_is_allowed(custom: Path) -> None:
@@ -382,13 +355,6 @@ def test_the_custom_network_of_this_project_is_allowed(custom: Path) -> None:
 # --- export
 
 
-def test_export_says_what_it_wrote_and_how_it_was_checked(folder: Path) -> None:
-    result = salcli("export", "--to", "torch-export", "deep/detector.pt2", "--id-quantile", "0.5")
-    assert result.exit_code == 0, result.output
-    assert "wrote deep/detector.pt2: checked against the network with batches of 1, 2, 7, 16" in result.stdout
-    assert [path.name for path in (folder / "deep").iterdir()] == ["detector.pt2"]
-
-
 def test_without_its_tools_onnx_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_module, "find_spec", lambda name: None if name == "onnxscript" else object())
     message = refused("export", "--to", "onnx", "a.onnx", root=folder)
@@ -399,7 +365,6 @@ def test_without_its_tools_onnx_says_what_to_install(folder: Path, monkeypatch: 
     ("arguments", "message"),
     [
         ("--to onnx . ", "is a folder; name a file in it"),
-        ("--to tflite a.tflite", "'tflite' is not one of"),
         ("--to onnx a.onnx --id-quantile 1.5", "greater than 0 and less than 1"),
         ("--to onnx a.onnx --detector nowhere", "nowhere is not there; make a detector with"),
         ("--to torch-export detector.safetensors/a.pt2", "cannot be written"),

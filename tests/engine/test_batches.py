@@ -28,13 +28,6 @@ def test_rows_count_through_one_array_and_then_through_the_next(index: list[int]
     assert rows.n_bytes == expected.nbytes
 
 
-def test_rows_of_float_vectors_keep_their_type() -> None:
-    vectors = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    rows = rows_of(vectors).select(np.array([7, 2]))
-    assert torch.equal(rows.read(slice(None)), torch.from_numpy(vectors[[7, 2]]))
-    assert rows.n_bytes == 2 * 4 * 4
-
-
 def test_other_processes_get_the_path_of_a_mapped_file_not_its_content(tmp_path: Path) -> None:
     images = some_images(500)
     path = tmp_path / "images.bin"
@@ -81,16 +74,9 @@ def test_endless_rows_draw_every_sample_once_before_any_comes_again(n: int, size
         one_round = stream[start : start + n].tolist()
         assert len(set(one_round)) == len(one_round)
         assert set(one_round) <= set(range(n))
-
-
-def test_endless_rows_come_in_an_order_that_the_seed_decides() -> None:
-    def first(seed: int) -> list[int]:
-        return next(endless(50, seed).batches([100])).flatten().tolist()
-
-    assert first(1) == first(1)
-    assert first(1) != first(2)
-    assert first(1)[:50] != first(1)[50:]
-    assert first(1)[:50] != sorted(first(1)[:50])
+    first, again, other = (next(endless(50, seed).batches([100])).flatten().tolist() for seed in (1, 1, 2))
+    assert first == again != other
+    assert first[:50] != first[50:]
 
 
 def test_the_parts_of_three_processes_are_the_batch_of_one() -> None:
@@ -129,7 +115,4 @@ def test_only_images_have_views(shape: tuple[int, ...], shown: str) -> None:
     training = LabeledRows(rows_of(some_images(4, shape)), torch.zeros(4), 1)
     with pytest.raises(DataError, match=f"csi learns from crops .* the shape {shown}; remove it from encoders"):
         check_views_exist("csi", "encoders", training)
-
-
-def test_small_images_have_views() -> None:
     check_views_exist("csi", "encoders", LabeledRows(rows_of(some_images(4, (1, 4, 4))), torch.zeros(4), 1))

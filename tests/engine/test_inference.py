@@ -47,12 +47,8 @@ def test_batches_are_halved_until_they_fit_and_the_user_is_told(network: Classif
     assert sum(small.sizes) == watched.seen == 50
     with torch.inference_mode():
         torch.testing.assert_close(torch.cat([part for (part,) in parts]), network(torch.from_numpy(images)))
-
-
-def test_it_is_an_error_when_not_even_one_sample_fits(network: Classifier) -> None:
-    full = FullAbove(network, 0)
     with pytest.raises(DeviceError, match="not even one sample fits in the memory of cpu"):
-        list(in_batches(network, full, rows_of(some_images(3)), 2, compute_with(), Silent()))
+        list(in_batches(network, FullAbove(network, 0), rows_of(images), 2, compute_with(), Silent()))
 
 
 def test_accuracy_is_the_share_of_right_predictions(network: Classifier) -> None:
@@ -90,12 +86,9 @@ def test_deterministic_algorithms_are_on_inside_only() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_a_missing_gpu_is_an_error_that_names_the_fix() -> None:
-    with pytest.raises(DeviceError, match="no CUDA device is available here; use device: auto or cpu"):
-        resolve_device("cuda:1")
-
-
-def test_auto_is_the_best_device_there_is() -> None:
-    has_mps = torch.backends.mps.is_available()
-    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu")
+def test_auto_is_the_best_device_there_is_and_a_missing_gpu_is_an_error_that_names_the_fix() -> None:
+    has_gpu, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    assert resolve_device("auto").type == ("cuda" if has_gpu else "mps" if has_mps else "cpu")
+    if not has_gpu:
+        with pytest.raises(DeviceError, match="no CUDA device is available here; use device: auto or cpu"):
+            resolve_device("cuda:1")

@@ -194,17 +194,6 @@ def test_lars_is_what_its_paper_says(decay: float) -> None:
     assert unused.tolist() == [1.0, 1.0]
 
 
-def test_the_length_of_a_gradient_does_not_matter_to_lars() -> None:
-    results = []
-    for scale in (1.0, 1000.0):
-        weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
-        optimizer = Lars([weight], lr=1.0, momentum=0.9, weight_decay=0.0)
-        weight.grad = scale * torch.tensor([0.3, -0.2], dtype=torch.float64)
-        optimizer.step()
-        results.append(weight.detach().clone())
-    torch.testing.assert_close(*results)
-
-
 def rates_of(make: Any, n_steps: int, **options: float) -> list[float]:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
     schedule = make(optimizer, n_steps, **options)
@@ -216,18 +205,13 @@ def rates_of(make: Any, n_steps: int, **options: float) -> list[float]:
     return rates
 
 
-def test_warm_up_is_a_line_to_where_the_cosine_then_is() -> None:
+def test_warm_up_is_a_line_to_where_torchs_cosine_then_is() -> None:
     rates = rates_of(warm_up_then_cosine, 100, warm_up_share=0.1, start=0.02)
     assert rates[0] == pytest.approx(0.01)
-    cosine = [0.25 * (1 + math.cos(math.pi * step / 100)) for step in range(100)]
+    cosine = rates_of(torch.optim.lr_scheduler.CosineAnnealingLR, 100)
     assert rates[10:] == pytest.approx(cosine[10:])
     assert rates[5] == pytest.approx((0.01 + cosine[10]) / 2)
-    assert rates[-1] < 0.001
-
-
-def test_without_warm_up_it_is_torchs_cosine() -> None:
-    ours = rates_of(warm_up_then_cosine, 20, warm_up_share=0.0, start=0.1)
-    assert ours == pytest.approx(rates_of(torch.optim.lr_scheduler.CosineAnnealingLR, 20))
+    assert rates_of(warm_up_then_cosine, 100, warm_up_share=0.0, start=0.1) == pytest.approx(cosine)
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, 4, 7, 40, 100, 1330])

@@ -5,24 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from helpers.custom_images import NETWORK
+
 from salcli.models.custom import make_importable
 
 SHAPE = (1, 8, 8)
-NETWORK = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self, num_classes=7):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-        self.squeeze = nn.Linear(8 * 4 * 4, 16)
-        self.out = nn.Linear(16, num_classes)
-
-    def forward(self, x):
-        x = self.layers(x).view(len(x), -1)
-        return self.out(torch.relu(self.squeeze(x)))
-"""
 ODD_ONES = """
 import torch
 from torch import nn

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from salcli.store.formats import read_id_split, read_samples
-from salcli.store.layout import Experiment, Workspace, prepared_set
 
 from salcli import Detector
 from salcli.detector.images import ImageFormat
 from salcli.models.network import NetworkSpec, OodClassifier
+from salcli.store.formats import read_id_split, read_samples
+from salcli.store.layout import Experiment, Workspace, prepared_set
 
 SEED = 0
 EXPERIMENT = Experiment(SEED, "digits-8-9", 0.1)

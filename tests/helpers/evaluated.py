@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from salcli.data.samples import Samples
+from salcli.data.splits import IdSplit
 from salcli.params.presets import default_text
 from salcli.params.reading import edited
 from salcli.pipeline.evaluate import SCORES
+from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ood_metrics
 from salcli.store.files import Header, write_arrays, write_csv, write_json, write_tensors
 from salcli.store.formats import (
@@ -23,9 +26,6 @@ from salcli.store.formats import (
     writing_representation,
 )
 from salcli.store.layout import Experiment, Workspace, prepared_set
-
-from salcli.data.splits import IdSplit
-from salcli.sal.gradients import Representation
 
 EXPERIMENT = Experiment(0, "digits-8-9", 0.1)
 N_ID, N_OOD, N_WILD, N_TEST, N_CLASSES = 700, 300, 500, 106, 8

@@ -1,6 +1,7 @@
 """Small data sets in the formats of the real ones, and short ways to read them, for tests without the web."""
 
 import gzip
+import os
 import pickle
 import struct
 from collections.abc import Callable, Iterable
@@ -55,13 +56,13 @@ def random_images(n: int, size: int = 32, seed: int = 0) -> NDArray[np.uint8]:
 
 
 class Malicious:
-    """Creates a file when it is unpickled."""
+    """Leaves a folder where it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.trace,)
+        return os.mkdir, (str(self.trace),)
 
 
 @dataclass(frozen=True)

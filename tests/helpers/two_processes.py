@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from helpers.compute import CPU, Numerics, rows_of, some_images
 from helpers.quick import EXPERIMENT
+from torch import Tensor, nn
+
 from salcli.engine.batches import Batches, LabeledRows
 from salcli.engine.device import Compute, Processes, joined, synchronised
 from salcli.params.schema import Params, load_params
@@ -18,7 +18,7 @@ from salcli.pipeline import evaluate, extract, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
 from salcli.store.layout import Workspace
 
-TRAINED = ("sal", "oe", "energy-oe", "woods")
+TRAINED = ("sal", "energy-oe", "woods")
 AGNOSTIC = {"filter.svd": "class-agnostic"}
 SHORT = {"train_id.epochs": 2, "train_ood.epochs": 2, "rivals": list(TRAINED[1:])}
 

@@ -17,7 +17,6 @@ from salcli.models.custom import (
     find_head,
     folder_of,
     import_object,
-    make_importable,
 )
 from salcli.models.network import Classifier, NetworkSpec, check_custom_head
 from salcli.models.weights import load_weights
@@ -100,19 +99,14 @@ def test_a_network_that_cannot_be_used_says_why(code: Path, name: str, head: str
     assert reason in str(caught.value)
 
 
-def test_a_named_head_is_taken(code: Path) -> None:
+def test_a_named_head_is_taken_and_keeps_the_weights_it_brings(code: Path) -> None:
     assert find_head("odd_ones:Twins", "one", 3, SHAPE) == "one"
-    network = Classifier(spec("odd_ones:Twins", "one"))
-    assert network.features(torch.zeros(2, *SHAPE)).shape == (2, 64)
-
-
-def test_a_network_that_brings_its_weights_keeps_its_head(code: Path) -> None:
+    assert Classifier(spec("odd_ones:Twins", "one")).features(torch.zeros(2, *SHAPE)).shape == (2, 64)
     assert find_head("odd_ones:tied", None, 2, SHAPE) == "4"
     torch.manual_seed(0)
     network = Classifier(spec("odd_ones:tied", "4", n_classes=2))
     torch.manual_seed(0)
-    theirs = sys.modules["odd_ones"].tied()
-    assert torch.equal(network.head.weight, theirs[4].weight)
+    assert torch.equal(network.head.weight, sys.modules["odd_ones"].tied()[4].weight)
 
 
 def test_a_head_for_other_classes_cannot_be_used_without_training(code: Path) -> None:
@@ -145,19 +139,14 @@ def test_timm_is_built_by_name_and_its_head_for_other_classes_is_dropped(tmp_pat
 def test_a_message_names_what_was_to_be_imported(code: Path) -> None:
     assert import_object("odd_ones:number", "method") == 3
     assert import_object("odd_ones:nn.Linear", "network") is torch.nn.Linear
-    with pytest.raises(
-        ModelError, match=r"^the custom method odd_ones:absent: odd_ones has no absent; it has torch, nn"
-    ):
-        import_object("odd_ones:absent", "method")
-    with pytest.raises(ModelError, match=r"^the custom method knn must be written as MODULE:NAME"):
-        import_object("knn", "method")
-
-
-def test_a_module_that_ends_the_program_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
-    make_importable(tmp_path)
-    with pytest.raises(ModelError, match="leaves:Net cannot be imported: SystemExit: 0"):
-        find_head("leaves:Net", None, 3, SHAPE)
+    (code / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    for name, reason in {
+        "odd_ones:absent": "the custom method odd_ones:absent: odd_ones has no absent; it has torch, nn",
+        "knn": "the custom method knn must be written as MODULE:NAME",
+        "leaves:Net": "the custom method leaves:Net cannot be imported: SystemExit: 0",
+    }.items():
+        with pytest.raises(ModelError, match=f"^{reason}"):
+            import_object(name, "method")
 
 
 def test_a_file_that_names_code_may_not_import_it_without_permission() -> None:

@@ -205,7 +205,6 @@ def test_a_missing_or_foreign_representation_is_refused_by_methods_that_need_it(
         run(workspace, ["sal-posthoc"])
     run(workspace, ["msp", "knn"])
     (workspace.root / ID_TRAIN.path).unlink()
-    run(workspace, ["msp"])
     with pytest.raises(MissingArtifactError, match=r"id-train\.h5 does not exist yet; make it with: salcli extract-g"):
         run(workspace, ["knn"])
 

@@ -14,11 +14,9 @@ from helpers.preparing import data_params, prepared, refused
 from helpers.quick import REPOSITORY
 from PIL import Image
 
-from salcli.data.folders import read_from_custom
 from salcli.errors import DataError, StorageError
 from salcli.params.schema import DataParams, Params, load_params
 from salcli.pipeline import prepare
-from salcli.pipeline.fingerprints import _listing
 from salcli.pipeline.inputs import known_truth, ood_test_samples, wild_samples
 from salcli.store.files import read_header
 from salcli.store.formats import read_file_names, read_id_split, read_samples, read_wild_set
@@ -192,22 +190,6 @@ def test_the_names_of_files_are_kept_with_their_images(tmp_path: Path) -> None:
     assert len(names) == len(read_samples(workspace.find(prepared_set("labeled")))) == 41
     assert names[0] == "a/0.png"
     assert f"b/{odd_name}" in names
-
-
-def test_a_changed_list_or_file_or_linked_folder_changes_the_fingerprint(tmp_path: Path) -> None:
-    photos = lay_out(tmp_path, 5, 4, 2)
-    listed = tmp_path / "list.csv"
-    listed.write_text("photos/labeled/a/0.png,a\n")
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / "c").symlink_to(photos / "labeled" / "a")
-    for place in (listed, tmp_path / "linked"):
-        before = _listing(read_from_custom("mine", place))
-        os.utime(photos / "labeled" / "a" / "0.png", (1, 1))
-        assert _listing(read_from_custom("mine", place)) != before
-        os.utime(photos / "labeled" / "a" / "0.png")
-    before = _listing(read_from_custom("mine", listed))
-    listed.write_text("photos/labeled/a/0.png,b\n")
-    assert _listing(read_from_custom("mine", listed)) != before
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -43,14 +43,6 @@ def denied(folder: Path, photos: Path, kind: type[SalError] = DataError, **chang
     return str(error.value)
 
 
-def bad_files(plan: Plan) -> dict[str, str]:
-    return {one.shown(path): reason for one in plan.data.sets for path, reason in one.look.bad}
-
-
-def copies(plan: Plan) -> list[tuple[str, str, list[str]]]:
-    return [(one.of.name, one.other, [one.of.shown(path) for path in one.paths]) for one in plan.data.copies]
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     return lay_out(tmp_path)
@@ -78,7 +70,8 @@ def test_two_folders_make_a_project(photos: Path, tmp_path: Path) -> None:
     assert "fetch" not in readme
 
 
-def test_what_the_user_sets_overrides_the_plan_and_is_shown(photos: Path, tmp_path: Path) -> None:
+def test_what_the_user_sets_overrides_the_plan_and_is_shown(tmp_path: Path) -> None:
+    photos = lay_out(tmp_path / "d")
     assigned = {"data.image_size": 16, "seeds": [3], "train_id.epochs": 4, "train_ood.batch_size": 16}
     plan = planned(tmp_path / "d", photos, assigned=assigned)
     shown = {choice.what: f"{choice.chosen} {choice.why}" for choice in plan.choices}
@@ -86,18 +79,10 @@ def test_what_the_user_sets_overrides_the_plan_and_is_shown(photos: Path, tmp_pa
     assert shown["train-id"].startswith("4 epochs, batch 32")
     assert "epochs, batch 16 + 16" in shown["train-ood"]
     assert "train_id.epochs is 4, as you set it" in plan.notes
+    assert plan.warnings[0].startswith("only 8 calibration images set the filter's threshold")
     params = params_of(tmp_path / "d", photos, assigned=assigned)
     assert (params.data.image_size, params.seeds, params.train_id.epochs) == (16, (3,), 4)
-
-
-def test_few_calibration_images_are_warned_of(photos: Path, tmp_path: Path) -> None:
-    (warning,) = planned(tmp_path / "d", photos).warnings
-    assert warning.startswith("only 8 calibration images set the filter's threshold")
-
-
-def test_images_inside_the_project_move_with_it(tmp_path: Path) -> None:
-    photos = lay_out(tmp_path / "d")
-    assert params_of(tmp_path / "d", photos).data.custom["labeled"] == "photos/labeled"
+    assert params.data.custom["labeled"] == "photos/labeled", "images inside the project move with it"
 
 
 def test_an_official_split_is_kept(tmp_path: Path) -> None:
@@ -128,14 +113,19 @@ def test_bad_files_and_copies_are_named_and_left_out(photos: Path, tmp_path: Pat
     (photos / "labeled" / "notes.txt").write_text("x")
     (photos / "unlabeled" / "copy.png").write_bytes((photos / "labeled" / "a" / "3.png").read_bytes())
     (photos / "labeled" / "a" / "twin.png").write_bytes((photos / "labeled" / "a" / "4.png").read_bytes())
+    (photos / "unlabeled" / "loop.png").symlink_to("loop.png")
     os.mkfifo(photos / "unlabeled" / "day 0" / "pipe.png")  # opening it would wait forever
     plan = planned(tmp_path / "d", photos)
-    assert {*bad_files(plan)} == {"a/empty.png", "b/short.png", "day 0/pipe.png"}
+    bad = {one.shown(path): reason for one in plan.data.sets for path, reason in one.look.bad}
+    assert {*bad} == {"a/empty.png", "b/short.png", "day 0/pipe.png", "loop.png"}
     assert plan.data.id.n_other_files == 1
-    assert copies(plan) == [("labeled", "labeled", ["a/twin.png"]), ("unlabeled", "labeled", ["copy.png"])]
+    copies = [(one.of.name, one.other, [one.of.shown(path) for path in one.paths]) for one in plan.data.copies]
+    assert copies == [("labeled", "labeled", ["a/twin.png"]), ("unlabeled", "labeled", ["copy.png"])]
     assert len(plan.data.id.source) == 41
     assert len(plan.data.without_copies(plan.data.id)) == 40
     assert "24 and 8 images" in plan.choices[0].why
+    around = planned(tmp_path / "d", photos, wild_path=photos).data  # wild data around the labeled data lose them
+    assert len(around.without_copies(around.wild)) == 32 + 0
 
 
 NAMES = ["with space", "quo\"te's", "ünï ☃", "new\nline", "$(touch x)", "[red]", os.fsdecode(b"no\xfftext")]
@@ -154,28 +144,7 @@ def test_names_are_only_names(tmp_path: Path) -> None:
     assert not Path("x").exists()
 
 
-def test_links_in_circles_end(photos: Path, tmp_path: Path) -> None:
-    (photos / "labeled" / "a" / "up").symlink_to(photos / "labeled")
-    (photos / "unlabeled" / "self").symlink_to(".")
-    (photos / "unlabeled" / "loop.png").symlink_to("loop.png")
-    plan = planned(tmp_path / "d", photos)
-    assert [len(one.source) for one in plan.data.sets] == [40, 24]
-    assert bad_files(plan) == {"loop.png": "too many levels of symbolic links"}
-
-
-def test_wild_data_around_the_labeled_data_lose_them(photos: Path, tmp_path: Path) -> None:
-    plan = planned(tmp_path / "d", photos, wild_path=photos)
-    assert len(plan.data.wild.source) == 72
-    assert len(plan.data.without_copies(plan.data.wild)) == 32
-
-
 # --- what is refused
-
-
-def remove_class(photos: Path) -> None:
-    for path in (photos / "labeled" / "b").iterdir():
-        path.unlink()
-    (photos / "labeled" / "b").rmdir()
 
 
 def flatten(photos: Path) -> None:
@@ -185,34 +154,33 @@ def flatten(photos: Path) -> None:
         (photos / "labeled" / name).rmdir()
 
 
-def leave_two(photos: Path) -> None:
-    for i in range(2, 20):
-        (photos / "labeled" / "b" / f"{i}.png").unlink()
+def leave(n: int, pattern: str) -> Callable[[Path], None]:
+    def spoil(photos: Path) -> None:
+        for path in sorted(photos.glob(pattern))[n:]:
+            path.unlink()
+
+    return spoil
 
 
-def empty_wild(photos: Path) -> None:
-    for path in list((photos / "unlabeled").rglob("*.png")):
-        path.unlink()
+def overwrite(pattern: str, content: bytes) -> Callable[[Path], None]:
+    def spoil(photos: Path) -> None:
+        for path in photos.glob(pattern):
+            path.write_bytes(content)
+
+    return spoil
+
+
+def rename(**names: str) -> Callable[[Path], None]:
+    def spoil(photos: Path) -> None:
+        for old, new in names.items():
+            (photos / "labeled" / old).rename(photos / "labeled" / new)
+
+    return spoil
 
 
 def copy_labeled(photos: Path) -> None:
-    empty_wild(photos)
-    for i in range(3):
-        (photos / "unlabeled" / f"{i}.png").write_bytes((photos / "labeled" / "a" / f"{i}.png").read_bytes())
-
-
-def break_wild(photos: Path) -> None:
-    for path in (photos / "unlabeled").rglob("*.png"):
-        path.write_bytes(b"<html>")
-
-
-def break_class(photos: Path) -> None:
-    for path in (photos / "labeled" / "b").glob("*.png"):
-        path.write_bytes(b"")
-
-
-def remove_labeled(photos: Path) -> None:
-    (photos / "labeled").rename(photos / "elsewhere")
+    leave(3, "unlabeled/*/*.png")(photos)
+    overwrite("unlabeled/*/*.png", (photos / "labeled" / "a" / "1.png").read_bytes())(photos)
 
 
 def link_to_itself(photos: Path) -> None:
@@ -220,29 +188,20 @@ def link_to_itself(photos: Path) -> None:
     (photos / "unlabeled").symlink_to(photos / "unlabeled")
 
 
-def name_like_parts(photos: Path) -> None:
-    (photos / "labeled" / "a").rename(photos / "labeled" / "train")
-    (photos / "labeled" / "b").rename(photos / "labeled" / "val")
-
-
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
         (link_to_itself, "unlabeled"),
-        (name_like_parts, "has the folders train, val, which look like"),
+        (rename(a="train", b="val"), "has the folders train, val, which look like"),
         (flatten, "labeled has no labels, so it cannot be the ID set"),
-        (remove_class, "labeled has one class only (a)"),
-        (
-            leave_two,
-            "every class needs at least 4 readable images, some each for training, calibration and test; b has 2",
-        ),
-        (empty_wild, "unlabeled holds no images"),
+        (rename(b="../elsewhere"), "labeled has one class only (a)"),
+        (leave(2, "labeled/b/*.png"), "every class needs at least 4 readable images, some each for training, cal"),
+        (leave(0, "unlabeled/*/*.png"), "unlabeled holds no images"),
         (copy_labeled, "unlabeled are also in labeled (same bytes); wild data must hold other images"),
-        (break_wild, "no image of"),
-        (break_class, "no image of class b can be read; replace them, or remove the class"),
-        (remove_labeled, "labeled does not exist"),
+        (overwrite("unlabeled/*/*.png", b"<html>"), "no image of"),
+        (overwrite("labeled/b/*.png", b""), "no image of class b can be read; replace them, or remove the class"),
+        (rename(**{".": "../elsewhere"}), "labeled does not exist"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_data_that_cannot_work_are_refused(
     photos: Path, tmp_path: Path, spoil: Callable[[Path], None], reason: str
@@ -255,14 +214,11 @@ def test_folders_inside_each_other_are_refused(photos: Path, tmp_path: Path) -> 
     for name in ("labeled", "unlabeled"):
         message = denied(photos / name / "project", photos)
         assert "so its output would be taken for data; name a folder outside" in message
+    message = denied(tmp_path / "d", photos, wild_path=photos / "labeled")
+    assert f"all 40 images of {photos / 'labeled'} are also in labeled" in message
     (photos / "unlabeled").rename(photos / "labeled" / "unlabeled")
     message = denied(tmp_path / "d", photos, wild_path=photos / "labeled" / "unlabeled")
     assert "where every folder is a class" in message
-
-
-def test_wild_data_that_are_the_labeled_data_are_refused(photos: Path, tmp_path: Path) -> None:
-    message = denied(tmp_path / "d", photos, wild_path=photos / "labeled")
-    assert f"all 40 images of {photos / 'labeled'} are also in labeled" in message
 
 
 @pytest.mark.parametrize(
@@ -312,6 +268,8 @@ def test_a_custom_network_is_tried_and_written_down(photos: Path, tmp_path: Path
 def test_a_network_that_does_not_take_the_images_is_refused(photos: Path, tmp_path: Path, code: str) -> None:
     with pytest.raises(ModelError):
         planned(tmp_path / "d", photos, network=NetworkOptions(code), assigned={"data.image_size": 16})
+    with pytest.raises(ParamsError, match=r"^--head is for custom networks and those of timm; small-cnn needs none$"):
+        planned(tmp_path / "d", photos, network=NetworkOptions("small-cnn", head="fc"))
 
 
 def test_a_trained_network_without_its_normalisation_gets_a_note(photos: Path, tmp_path: Path, code: str) -> None:
@@ -320,11 +278,6 @@ def test_a_trained_network_without_its_normalisation_gets_a_note(photos: Path, t
     plan = planned(tmp_path / "d", photos, network=NetworkOptions(code), assigned={"train_id.epochs": 0})
     assert any("which is a guess: give what it was trained with" in note for note in plan.notes)
     assert [choice.chosen for choice in plan.choices if choice.what == "train-id"] == ["0 epochs"]
-
-
-def test_a_head_is_only_named_for_networks_that_need_it(photos: Path, tmp_path: Path) -> None:
-    message = denied(tmp_path / "d", photos, ParamsError, network=NetworkOptions("small-cnn", head="fc"))
-    assert message == "--head is for custom networks and those of timm; small-cnn needs none"
 
 
 @pytest.mark.parametrize(
@@ -359,10 +312,8 @@ def test_enough_images_are_what_the_split_itself_takes(test: float | str, calibr
     train = round(1 - calibration - (0 if test == "official" else 0.2), 2)
     shares: dict[str, float | str] = {"train": train, "calibration": calibration, "wild": 0, "test": test}
     for n in range(1, 25):
-        labels = np.array([0] * n + [1] * 30)
-        is_test = None
+        dealt = np.array([0] * n + [1] * 30)
+        labels, is_test = dealt, None
         if test == "official":
-            labels = np.concatenate([labels, [0, 1]])
-            is_test = np.arange(n + 32) >= n + 30
-        dealt = labels if is_test is None else labels[~is_test]
+            labels, is_test = np.concatenate([dealt, [0, 1]]), np.arange(n + 32) >= n + 30
         assert accepts(check_enough, ("a", "b"), dealt, shares) == accepts(split_id, labels, shares, 0, is_test), n

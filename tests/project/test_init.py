@@ -1,23 +1,21 @@
 """A project folder: everything is created, or nothing is."""
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from helpers.cli import files
+from helpers.quick import REPOSITORY
+from helpers.users import nobody
 
 from salcli.errors import ParamsError, ProjectError, SalError, StorageError
 from salcli.params.presets import preset, text
 from salcli.params.schema import load_params
-from salcli.project.init import HERE, Project, create
+from salcli.project.init import HERE, create
 
-REPOSITORY = Path(__file__).parents[2]
 PLAIN = {"params.yaml", "dvc.yaml", ".gitignore", "README.md"}
 OF_DVC = {".dvcignore", ".dvc/config", *(f".dvc/plots/{name}.json" for name in ("roc", "scores", "training"))}
 DEFAULT = preset("default")
@@ -55,44 +53,40 @@ def repository(tmp_path: Path) -> Path:
 # --- what is created
 
 
-def test_an_empty_folder_gets_everything(tmp_path: Path) -> None:
-    project = create(tmp_path, DEFAULT)
-    assert created(tmp_path) == PLAIN | OF_DVC
-    assert (tmp_path / "data").is_dir()
-    assert (tmp_path / "params.yaml").read_text() == text(DEFAULT)
-    assert project.next_commands == ["dvc repro"]
-
-
-def test_the_folder_is_created_with_its_parents(tmp_path: Path) -> None:
-    project = create(tmp_path / "a" / "b c", DEFAULT, dvc=False)
-    assert created(tmp_path / "a" / "b c") == PLAIN
-    assert project.next_commands == ["dvc init --no-scm", "dvc repro"]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("below", "no_scm"), [(None, True), ("", False), ("experiments/one", False)], ids=["no git", "git top", "below"]
 )
-def test_dvc_knows_whether_there_is_git(tmp_path: Path, below: str | None, no_scm: bool) -> None:
+def test_an_empty_folder_gets_everything_and_dvc_knows_whether_there_is_git(
+    tmp_path: Path, below: str | None, no_scm: bool
+) -> None:
     if below is not None:
         run("git", "init", "-q", cwd=tmp_path)
     folder = tmp_path / (below or "")
     project = create(folder, DEFAULT)
+    assert created(folder) == PLAIN | OF_DVC
+    assert (folder / "data").is_dir()
+    assert (folder / "params.yaml").read_text() == text(DEFAULT)
+    assert project.next_commands == ["dvc repro"]
     config = (folder / ".dvc" / "config").read_text()
     assert ("no_scm = true" in config) == no_scm == (not project.is_in_git)
     assert "analytics = false" in config
     assert "check_update = false" in config
-    assert dvc("root", cwd=folder).strip() == "."
 
 
 @pytest.mark.slow
-def test_dvc_understands_the_folder(repository: Path) -> None:
+def test_dvc_understands_the_folder_and_a_second_time_is_refused(repository: Path) -> None:
     create(repository, DEFAULT)
     stages = dvc("stage", "list", "--all", "--name-only", cwd=repository).split()
     shown = dvc("dag", cwd=repository)
     assert "fingerprints" in stages
     assert any(stage.startswith("evaluate@digits-8-9") for stage in stages)
     assert all(stage in shown for stage in stages)
-    assert dvc("config", "core.analytics", cwd=repository).strip() == "false"
+    (repository / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    autostage = true\n")
+    before = files(repository)
+    assert "already holds params.yaml and dvc.yaml" in refused(ProjectError, repository)
+    create(repository, DEFAULT, force=True)
+    assert files(repository) == before, "with force, DVC's files stay"
 
 
 def test_git_ignores_what_is_fetched_and_built(repository: Path) -> None:
@@ -114,18 +108,21 @@ def test_a_preset_of_the_paper_says_which_data_it_needs(tmp_path: Path) -> None:
     assert (tmp_path / "params.yaml").read_text() == text(preset("resnet18"))
 
 
-def test_values_are_set_and_comments_stay(tmp_path: Path) -> None:
-    create(tmp_path, DEFAULT, {"seeds": [5], "filter.n_vectors": 3}, dvc=False)
-    params, _ = load_params(tmp_path / "params.yaml")
+def test_values_are_set_comments_stay_and_parents_are_created(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b c"
+    project = create(folder, DEFAULT, {"seeds": [5], "filter.n_vectors": 3}, dvc=False)
+    assert created(folder) == PLAIN
+    assert project.next_commands == ["dvc init --no-scm", "dvc repro"]
+    params, _ = load_params(folder / "params.yaml")
     assert (params.seeds, params.filter.n_vectors) == ((5,), 3)
-    assert "  n_vectors: 3              # singular vectors to project on\n" in (tmp_path / "params.yaml").read_text()
+    assert "  n_vectors: 3              # singular vectors to project on\n" in (folder / "params.yaml").read_text()
 
 
 def test_the_repository_links_to_the_files_that_init_writes() -> None:
     plots = {f".dvc/plots/{name}.json": f"templates/plots/{name}.json" for name in ("roc", "scores", "training")}
-    for link, target in {"params.yaml": "params.yaml", "dvc.yaml": "pipeline.yaml", **plots}.items():
+    for link, target in {"params.yaml": "../params/params.yaml", "dvc.yaml": "pipeline.yaml", **plots}.items():
         assert (REPOSITORY / link).is_symlink()
-        assert (REPOSITORY / link).resolve() == Path(str(HERE / target)).resolve()
+        assert (REPOSITORY / link).resolve() == Path(str(HERE), target).resolve()
 
 
 # --- what is refused, and leaves nothing behind
@@ -149,36 +146,21 @@ def test_force_overwrites_only_those_two(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_a_second_time_is_refused_and_with_force_keeps_dvc(tmp_path: Path) -> None:
-    create(tmp_path, DEFAULT)
-    (tmp_path / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    autostage = true\n")
-    before = files(tmp_path)
-    assert "already holds params.yaml and dvc.yaml" in refused(ProjectError, tmp_path)
-    assert isinstance(create(tmp_path, DEFAULT, force=True), Project)
-    assert files(tmp_path) == before
-
-
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "here").write_text("mine")
     assert "here is a file; name a folder" in refused(ProjectError, tmp_path / "here")
     assert "cannot be created: Not a directory" in refused(StorageError, tmp_path / "here" / "below")
+    (tmp_path / "params.yaml").mkdir()
+    assert "params.yaml in" in refused(ProjectError, tmp_path, force=True)
     assert files(tmp_path) == {"here": b"mine"}
 
 
-def test_a_folder_where_a_file_should_be_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").mkdir()
-    assert "params.yaml in" in refused(ProjectError, tmp_path, force=True)
-
-
 @pytest.mark.parametrize(("key", "message"), [("seedz", "no such key (did you mean seeds?)"), ("data.pi", "data.pi")])
-def test_a_mistake_leaves_no_folder_behind(tmp_path: Path, key: str, message: str) -> None:
+def test_a_mistake_leaves_no_folder_behind_and_with_force_the_old_file(tmp_path: Path, key: str, message: str) -> None:
     assert message in refused(ParamsError, tmp_path / "a" / "b", values={key: [2]})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_mistake_with_force_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("mine")
-    refused(ParamsError, tmp_path, force=True, values={"seedz": 1})
+    refused(ParamsError, tmp_path, force=True, values={key: [2]})
     assert files(tmp_path) == {"params.yaml": b"mine"}
 
 
@@ -192,24 +174,11 @@ def test_what_dvc_refuses_is_reported_and_undone(repository: Path) -> None:
     assert not (repository / "data").exists()
 
 
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Root may write everywhere, so become another user for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_a_read_only_folder_is_named() -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o555)
-        with as_nobody():
+        with nobody():
             into, below = refused(StorageError, folder), refused(StorageError, folder / "new")
         assert f"{folder}/params.yaml cannot be written: Permission denied" in into
         assert f"{folder}/new cannot be created: Permission denied" in below

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.evaluated import write_evaluated
+
 from salcli.store.layout import Workspace
 
 

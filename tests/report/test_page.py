@@ -20,20 +20,20 @@ import numpy as np
 import pytest
 from helpers.evaluated import EXPERIMENT, LABELS
 from PIL import Image
-from salcli.engine.batches import Rows
-from salcli.params.schema import Params, load_params
-from salcli.pipeline.inputs import wild_samples
-from salcli.store.files import Found
-from salcli.store.formats import Candidates, read_candidates, read_samples, write_samples
-from salcli.store.layout import Workspace, prepared_set
 
 import salcli.report
+from salcli.engine.batches import Rows
 from salcli.errors import BadArtifactError, MissingArtifactError
+from salcli.params.schema import Params, load_params
+from salcli.pipeline.inputs import wild_samples
 from salcli.progress import Silent
 from salcli.report.charts import clean, histogram_chart, roc_chart, tau_chart
 from salcli.report.findings import Findings, MethodScores, read_findings
 from salcli.report.galleries import misses, thumbnails
 from salcli.report.page import Report, collect, fit_warning, provenance, render, tiles, without_secrets, write_page
+from salcli.store.files import Found
+from salcli.store.formats import Candidates, read_candidates, read_samples, write_samples
+from salcli.store.layout import Workspace, prepared_set
 
 SCORES_FILE = EXPERIMENT.evaluation("scores.h5")
 METRICS_FILE = EXPERIMENT.evaluation("metrics.json")

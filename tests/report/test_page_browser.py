@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from helpers.browser import CHROMIUM, Browser
 from helpers.evaluated import EXPERIMENT
+
 from salcli.params.schema import load_params
 from salcli.pipeline.review import reviewed
-from salcli.store.formats import read_candidates
-from salcli.store.layout import Workspace
-
 from salcli.progress import Silent
 from salcli.report.page import collect, write_page
+from salcli.store.formats import read_candidates
+from salcli.store.layout import Workspace
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 

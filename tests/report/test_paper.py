@@ -8,10 +8,10 @@ import math
 import pandas as pd
 import pytest
 from rich.console import Console
-from salcli.params.presets import preset, presets, resolved
-from salcli.params.schema import Params, validated
 
 from salcli.errors import MissingArtifactError, PaperError
+from salcli.params.presets import preset, presets, resolved
+from salcli.params.schema import Params, validated
 from salcli.report.paper import (
     ComparedRow,
     Comparison,

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rich.console import Console, RenderableType
-from salcli.sal.metrics import FPR95_CONVENTION
 
 from salcli.errors import BadArtifactError, MissingArtifactError, ParamsError
 from salcli.report.figures import write_sweep_figure
@@ -35,6 +34,7 @@ from salcli.report.results import (
     sweep_grid,
     sweep_points,
 )
+from salcli.sal.metrics import FPR95_CONVENTION
 
 Values = NDArray[np.floating]
 

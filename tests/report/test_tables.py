@@ -17,29 +17,29 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from rich.console import Console, RenderableType
+
+from salcli.data.catalogue import DATA_SETS
+from salcli.detector.detector import Predictions, Scanned
+from salcli.detector.predict import Tally, row_writer
 from salcli.engine.training import Epoch
+from salcli.errors import BadArtifactError, as_text, printable
 from salcli.params.presets import default_params, presets
 from salcli.params.schema import validated
 from salcli.pipeline import toy
 from salcli.pipeline.filter import Filtered, IdFit, Trial
 from salcli.pipeline.train_id import ClassCheck, TrainedClassifier
 from salcli.pipeline.train_ood import TrainedNetwork
+from salcli.report import console as console_module
+from salcli.report.console import ConsoleProgress
+from salcli.report.figures import write_toy_figure
+from salcli.report.file_view import file_view
+from salcli.report.listings import LowestScores, data_json, data_table, preset_syntax, preset_table
+from salcli.report.paper import paper_err_in_of_toy
+from salcli.report.tables import class_notes, filter_view, toy_table, trained_table, two_histograms
 from salcli.sal.filter import SeparationErrors
 from salcli.store.files import Header, write_arrays, write_tensors
 from salcli.store.formats import Candidates, write_candidates
 from salcli.store.layout import Experiment
-
-from salcli.data.catalogue import DATA_SETS
-from salcli.detector.detector import Predictions, Scanned
-from salcli.errors import BadArtifactError
-from salcli.report import console as console_module
-from salcli.report.console import ConsoleProgress, as_text, printable
-from salcli.report.figures import write_toy_figure
-from salcli.report.file_view import file_view
-from salcli.report.listings import data_json, data_table, preset_syntax, preset_table
-from salcli.report.paper import paper_err_in_of_toy
-from salcli.report.predictions import CsvWriter, JsonLinesWriter, TableOfLowest, Tally
-from salcli.report.tables import class_notes, filter_view, toy_table, trained_table, two_histograms
 
 EXPERIMENT = Experiment(0, "far", 0.1)
 FILTER = validated(default_params(), "params.yaml").filter
@@ -183,16 +183,15 @@ def test_predictions_come_back_whole_in_every_format() -> None:
     values = np.array([0.1, np.nan], np.float32)
     predictions = Predictions(("cat", "dog"), values, values, np.array([True, False]), np.array([0.01, 0.5]))
     part = Scanned((odd, Path("bad.png"), Path("c.png")), predictions, {1: "truncated"})
-    text, lines, table, tally = io.StringIO(), io.StringIO(), TableOfLowest(1), Tally()
-    for writer in (CsvWriter(text), JsonLinesWriter(lines), table):
-        writer.write(part)
-    tally.add(part)
+    text, lines, lowest, tally = io.StringIO(), io.StringIO(), LowestScores(1), Tally(0.5, 0.95)
+    for write in (row_writer(text, "csv"), row_writer(lines, "jsonl"), lowest.write, tally.add):
+        write(part)
     first, bad, last = csv.DictReader(io.StringIO(text.getvalue()))
     assert (first["path"], first["score"], first["is_ood"]) == ('a,"b\n\\xff.png', "0.1", "true")
     assert (bad["error"], bad["class"], last["score"]) == ("truncated", "", "")
     assert [json.loads(line)["is_ood"] for line in lines.getvalue().splitlines()] == [True, None, False]
-    assert "c.png" in shown(table.table(100))  # a score of NaN is the least ID-like
-    assert str(tally) == "2 images, 1 OOD (50.0%), 1 could not be read"
+    assert "c.png" in shown(lowest.table(100))  # a score of NaN is the least ID-like
+    assert str(tally).startswith("2 images, 1 OOD (50.0%), 1 could not be read; OOD: scores below 0.5, which keeps 0.9")
 
 
 @given(st.binary(min_size=1, max_size=20))
@@ -233,9 +232,13 @@ def test_inspect_refuses_what_it_cannot_read(tmp_path: Path, name: str) -> None:
 # --- progress
 
 
-def test_progress_is_lines_without_a_terminal(
+def test_progress_is_rare_lines_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with ConsoleProgress().task("quick", 1000, "images") as task:
+        for _ in range(1000):
+            task.advance(1)
+    assert capsys.readouterr().out == ""
     monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0)
     with ConsoleProgress().task("train-id, seed 0", 8, "images") as task:
         task.advance(2, epoch=1, loss=0.25)
@@ -243,13 +246,6 @@ def test_progress_is_lines_without_a_terminal(
     first, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"train-id, seed 0: 25%, [\d,]+ images/s, \d+ s left epoch 1 loss 0.25", first)
     assert re.fullmatch(r"train-id, seed 0: 100%, [\d,]+ images/s, 0 s left epoch 2 loss 0.125", last)
-
-
-def test_progress_lines_are_rare(capsys: pytest.CaptureFixture[str]) -> None:
-    with ConsoleProgress().task("quick", 1000, "images") as task:
-        for _ in range(1000):
-            task.advance(1)
-    assert capsys.readouterr().out == ""
 
 
 def test_progress_is_a_bar_on_a_terminal() -> None:

@@ -112,7 +112,7 @@ def of_two(rng: np.random.Generator, shift: float) -> tuple[Tensor, Tensor]:
 
 def choice(calibration: Tensor, wild: Tensor) -> int:
     observed = torch.tensor([excess(*pair, 0.95) for pair in zip(calibration, wild, strict=True)], dtype=torch.float64)
-    wins = wins_over_first(resampled_excess(calibration, wild, 0.95, np.random.default_rng(0)))
+    wins = wins_over_first(resampled_excess(calibration, wild, 0.95, np.random.default_rng(0), 100))
     return chosen_score(observed, wins, torch.tensor([True, True]))
 
 

@@ -1,4 +1,4 @@
-"""kill -9 and a full disk in the middle of every stage: old files survive, and the same command gives the same bytes."""
+"""kill -9 or a full disk in the middle of any stage: old files survive, and the same command gives the same bytes."""
 
 import json
 import os

@@ -120,7 +120,9 @@ def test_a_file_made_with_another_root_is_refused(project: Workspace, name: str,
     write(project, root, content=1)
     with pytest.raises(BadArtifactError) as caught:
         project.find(artifact)
-    assert str(caught.value).startswith(f"{project.root / artifact.path} was made with another {Path(root.path).name} (")
+    assert str(caught.value).startswith(
+        f"{project.root / artifact.path} was made with another {Path(root.path).name} ("
+    )
     assert str(caught.value).endswith(f"; run dvc repro, or {artifact.made_by}")
     for one in sorted({*artifact.roots, artifact} - {root}, key=_depth):
         write(project, one)

@@ -1,0 +1,164 @@
+"""Every preset runs from raw files to its table: few images in the real formats, small networks, one epoch."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from dvc.repo import Repo
+from helpers.cli import files, process, salcli
+from helpers.fake_data import WRITERS, lay_out
+
+from salcli.detector import stage as detector
+from salcli.methods.base import IdTrained, WildTrained, built_in
+from salcli.params.presets import preset, presets, resolved
+from salcli.params.reading import read_yaml
+from salcli.params.schema import Params, load_params
+from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
+from salcli.pipeline import filter as filter_stage
+from salcli.report.results import METRICS, Results, asked_for
+from salcli.store.layout import Experiment, Workspace, unseen_set
+
+# Formats and protocol stay; everything else is as small as it may be.
+SHRUNK = {
+    "seeds": "[0]",
+    "train_id.epochs": "1",
+    "train_id.batch_size": "128",
+    "train_ood.epochs": "1",
+    "train_ood.batch_size": "128",
+    "filter.threshold_quantile": "0.5",  # an untrained network separates nothing; some candidates must be left
+    "methods.knn.k": "5",
+}
+IMAGES = {"data.image_size": "8", "model.backbone": "wrn-10-1"}
+# Presets whose rivals are trained as well. Together they have all of them.
+WITH_RIVALS = {
+    "cifar10": {
+        f"methods.{name}.{key}": value
+        for name in ("knn-plus", "csi")
+        for key, value in {"epochs": "1", "warmup_epochs": "0", "batch_size": "64", "head.epochs": "1"}.items()
+    },
+    "weakly-supervised": {
+        "methods.step.epochs": "1",
+        "methods.step.batch_size": "64",
+        "methods.step.structure.steps": "3",
+    },
+}
+N_PER_CLASS = 12  # a twentieth of them, for calibration, is one
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All data sets in their published formats."""
+    root = tmp_path_factory.mktemp("raw")
+    lay_out(root, [name for name in WRITERS if "mnist" not in name], N_PER_CLASS)
+    return root
+
+
+def shrunk(name: str, raw: Path) -> dict[str, str]:
+    """One wild set, all shares π, all variants, at most two unseen sets, and rivals in some presets only."""
+    content = resolved(preset(name))
+    data = content["data"]
+    values = SHRUNK | {"data.ood": f"[{data['ood'][0]}]", "data.test_ood": f"[{', '.join(data['test_ood'][:2])}]"}
+    if data["image_size"] > 8:
+        values |= IMAGES | {"data.root": str(raw)}
+    if "resnet" in content["model"]["backbone"]:
+        values |= {"model.backbone": content["model"]["backbone"], "data.id": "cifar10"}  # large: fewer images
+    if name in WITH_RIVALS:
+        return values | WITH_RIVALS[name]
+    trained = {*built_in(WildTrained), *built_in(IdTrained)}
+    methods = content["evaluate"]["methods"]
+    if methods != "all":
+        values["evaluate.methods"] = f"[{', '.join(method for method in methods if method not in trained)}]"
+    return values | {"rivals": "[]", "encoders": "[]"}
+
+
+def run_everything(workspace: Workspace, params: Params) -> None:
+    """What `dvc repro` does, in one process."""
+    data, of_seed = params.data, Experiment(params.seeds[0])
+    for name in (data.id, *data.ood):
+        prepare.prepare_set(workspace, data, name)
+    for name in data.test_ood:
+        prepare.prepare_set(workspace, data, name, artifact=unseen_set(name))
+    prepare.prepare_split(workspace, data, of_seed)
+    train_id.run(workspace, params, of_seed)
+    extract.run_id(workspace, params, of_seed)
+    for encoder in params.encoders:
+        train_ood.run_encoder(workspace, params, of_seed, encoder)
+    wild_sets: dict[Experiment, list[Experiment]] = {}
+    for experiment in params.experiments():
+        wild_sets.setdefault(experiment.with_variant("sal"), []).append(experiment)
+    for wild, variants in wild_sets.items():
+        prepare.prepare_wild(workspace, data, wild)
+        extract.run_wild(workspace, params, wild)
+        for experiment in variants:
+            filter_stage.run(workspace, params, experiment)
+            train_ood.run(workspace, params, experiment)
+            detector.run(workspace, params, experiment)
+        for rival in params.rivals:
+            train_ood.run(workspace, params, wild, rival=rival)
+        for unseen in data.test_ood:
+            extract.run_unseen(workspace, params, wild, unseen)
+        for unseen in ("", *data.test_ood):
+            evaluate.run(workspace, params, wild, unseen=unseen)
+
+
+def init(root: Path, name: str, values: dict[str, str], *options: str) -> Params:
+    assignments = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    result = salcli("init", str(root), "--preset", name, *assignments, *options)
+    assert result.exit_code == 0, result.stderr
+    return load_params(root / "params.yaml")[0]
+
+
+@pytest.fixture(scope="module")
+def dvc_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("initialised")
+    assert salcli("init", str(root)).exit_code == 0
+    return root / ".dvc"
+
+
+@pytest.mark.slow
+# The default runs in other tests. ResNet-34 is ResNet-18 with more blocks, and would take as long as five others.
+@pytest.mark.parametrize("name", [name for name in presets() if name not in {"default", "resnet34"}])
+def test_a_shrunk_preset_runs_to_its_table(name: str, tmp_path: Path, raw: Path, dvc_folder: Path) -> None:
+    params = init(tmp_path, name, shrunk(name, raw), "--no-dvc")
+    run_everything(Workspace(tmp_path), params)
+    asked = asked_for(read_yaml(tmp_path / "params.yaml"))
+    runs = Results.from_folder(tmp_path / "runs", asked).runs
+    assert set(zip(runs["seed"], runs["ood"], runs["pi"], runs["test_set"], strict=True)) == asked
+    assert set(runs["method"]) == set(params.evaluate.methods)
+    assert runs[list(METRICS)].apply(lambda column: column.between(0, 100)).all(axis=None)
+    shutil.copytree(dvc_folder, tmp_path / ".dvc")
+    assert files_of_dvc(tmp_path) == {name for name in files(tmp_path) if name.startswith(("data/", "runs/"))}
+
+
+def files_of_dvc(root: Path) -> set[str]:
+    """What DVC expects the stages to write."""
+    with Repo(str(root)) as repo:
+        paths = {str(Path(out.fs_path).relative_to(root)) for stage in repo.index.stages for out in stage.outs}
+    return paths - {".salcli/fingerprints.json"}
+
+
+@pytest.mark.slow
+def test_a_preset_through_dvc_repro(tmp_path: Path) -> None:
+    """The one with unseen sets. A second time, only what reads changed raw data runs."""
+    root = tmp_path / "project"
+    lay_out(root / "data/raw", ["cifar10", "300k-random", "svhn"], N_PER_CLASS)
+    values = shrunk("unseen-300k", root / "data/raw") | {"data.root": "data/raw", "data.test_ood": "[svhn]"}
+    params = init(root, "unseen-300k", values)
+    assert reproduced(root)[0] == "fingerprints"
+    path = Experiment(0, "300k-random", 0.1).evaluation("metrics.json", "svhn").path
+    assert set(json.loads((root / path).read_text())) == {*params.evaluate.methods, "samples"}
+    (root / "data/raw/train_32x32.mat").touch()  # it is decoded again, but comes out the same
+    assert reproduced(root) == ["fingerprints", "prepare-unseen-set@svhn"]
+    shown = salcli("table", "--params", str(root / "params.yaml")).stdout
+    assert "svhn" in shown
+    assert "OOD in the wild data: 300k-random." in shown
+
+
+def reproduced(root: Path) -> list[str]:
+    """The stages that `dvc repro` ran."""
+    done = process(sys.executable, "-m", "dvc", "repro", cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.findall(r"Running stage '(.+?)'", done.stdout)
