@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from salcli.engine.augmentation import Distortions
 from salcli.engine.batches import Batch, Batches, LabeledRows, Rows, check_views_exist, viewed
 from salcli.engine.inference import in_batches
-from salcli.engine.training import STEPS_BETWEEN_LOSSES, Run, SgdConfig
+from salcli.engine.training import STEPS_BETWEEN_LOSSES, BatchResult, Run, SgdConfig
 from salcli.errors import TrainingError
 from salcli.methods.base import (
     Count,
@@ -31,7 +31,7 @@ from salcli.methods.base import (
     WildTrained,
     method,
 )
-from salcli.methods.contrastive import Projection, contrast_objective
+from salcli.methods.contrastive import Projection, nearest_is_alike, supervised_contrast
 from salcli.models.network import Classifier, NetworkSpec
 
 BATCH_OF_FEATURES = 512
@@ -130,7 +130,7 @@ class Step(WildTrained):
             images = Batches(together, start.compute)
             run = Run(
                 network=Projection(encoder, own.projection),
-                objective=partial(contrast_objective, n_views=2, temperature=own.temperature),
+                objective=partial(_objective, temperature=own.temperature),
                 batches=viewed(images, partial(_views, Distortions(own.smallest_crop, draws))),
                 n_samples=len(together),
                 params=own,
@@ -182,6 +182,14 @@ def _together(training: LabeledRows, wild: Rows) -> LabeledRows:
 
 def _views(distort: Distortions, images: Tensor, itself: Tensor) -> Batch:
     return distort(distort.mirrored(images.repeat(2, 1, 1, 1))), itself.repeat(2)
+
+
+def _objective(network: nn.Module, batch: Batch, *, temperature: float) -> BatchResult:
+    """The loss, and how many images find their other view nearest."""
+    views, itself = batch
+    features = network(views)
+    is_found = nearest_is_alike(features, itself, n_images=len(itself))  # only a view itself does not count
+    return BatchResult(supervised_contrast(features, itself, temperature), is_found.sum() / 2)
 
 
 def _adam(weights: Iterable[nn.Parameter], params: SgdConfig) -> torch.optim.Optimizer:

@@ -273,16 +273,18 @@ class RepresentationFile:
     def chunks(self) -> Iterator[Representation]:
         """Some rows at a time; rows that do not belong to this source are not read."""
         for start in range(0, len(self), self._rows_per_chunk):
-            yield self._read(slice(start, min(start + self._rows_per_chunk, len(self))))
+            piece = slice(start, min(start + self._rows_per_chunk, len(self)))
+            yield self._read(piece if self.rows is None else self.rows[piece].numpy(), self.label[piece])
 
     def take(self, rows: Tensor) -> RepresentationFile | Representation:
         of_file = rows if self.rows is None else self.rows[rows]
-        taken = replace(self, label=self.label[rows], predicted=self.predicted[rows], rows=of_file)
-        return taken._read(slice(len(rows))) if 0 < len(rows) <= self._rows_per_chunk else taken
+        if 0 < len(rows) <= self._rows_per_chunk:
+            return self._read(of_file.numpy(), self.label[rows])
+        return replace(self, label=self.label[rows], predicted=self.predicted[rows], rows=of_file)
 
     def whole(self) -> Representation:
         """All rows in memory."""
-        return self._read(slice(len(self)))
+        return self._read(slice(None) if self.rows is None else self.rows.numpy(), self.label)
 
     @cached_property
     def _columns(self) -> tuple[StoredArray, StoredArray]:
@@ -293,11 +295,11 @@ class RepresentationFile:
     def _rows_per_chunk(self) -> int:
         return max(1, CHUNK_BYTES // (4 * (self.n_classes + self.n_features)))
 
-    def _read(self, piece: slice) -> Representation:
-        rows = piece if self.rows is None else self.rows[piece].numpy()
+    def _read(self, rows: slice | NDArray[np.int64], label: Tensor) -> Representation:
+        """Some rows of the file."""
         # new maps each time: with one for all reads, every row ever read would count as memory of this process
         feature, logits = (torch.from_numpy(np.array(column.open()[rows])) for column in self._columns)
-        return Representation(feature, logits, self.label[piece])
+        return Representation(feature, logits, label)
 
 
 # -- candidates

@@ -1,10 +1,8 @@
 """The catalogue: records agree with the packages that read the same files, and sets are found by name."""
 
 import hashlib
-import io
 import subprocess
 import sys
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ import numpy as np
 import pytest
 from helpers.fake_data import WRITERS, lay_out, random_images, refusal
 from helpers.web import Web, serving
-from PIL import Image
 from pytorch_ood.dataset.img import LSUNCrop, LSUNResize, TinyImageNetCrop, TinyImageNetResize, TinyImages300k
 from torchvision import datasets
 
 from salcli.data import catalogue
 from salcli.data.catalogue import DATA_SETS, DataSet, data_root, data_set, load_source, read_from
-from salcli.data.fetching import fetch
+from salcli.data.fetching import fetch, stand_in, status
 from salcli.errors import DataError, UnknownNameError
 
 WEB = [source for source in DATA_SETS.values() if not source.is_embedded]
@@ -77,13 +74,6 @@ def test_sets_in_one_archive_are_what_torchvision_and_pytorch_ood_read(name: str
     if name.startswith("cifar"):
         members = [name for name, _ in [*theirs.train_list, *theirs.test_list]] + [theirs.meta["filename"]]
         assert DATA_SETS[name].provides == tuple(f"{theirs.base_folder}/{member}" for member in members)
-
-
-@pytest.mark.parametrize("half", ["cifar100-first50", "cifar100-last50"])
-def test_the_halves_of_cifar100_share_its_files(half: str) -> None:
-    assert DATA_SETS[half].files == DATA_SETS["cifar100"].files
-    assert DATA_SETS[half].provides == DATA_SETS["cifar100"].provides
-    assert DATA_SETS[half].n_images * 2 == DATA_SETS["cifar100"].n_images
 
 
 def test_other_sets_are_what_torchvision_and_pytorch_ood_read() -> None:
@@ -145,22 +135,6 @@ def test_torchvision_reads_the_fetched_mnist(
         np.testing.assert_array_equal(read.data.numpy(), np.asarray(ours.array)[ours.is_test == is_test][:, 0])
 
 
-def test_torchvision_reads_the_fetched_textures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture, archive = io.BytesIO(), io.BytesIO()
-    Image.new("RGB", (8, 8), (255, 0, 0)).save(picture, "JPEG")
-    members = {"dtd/labels/train1.txt": b"banded/banded_1.jpg\n", "dtd/images/banded/banded_1.jpg": picture.getvalue()}
-    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    fetch_small("textures", tmp_path, {"dtd-r1.0.1.tar.gz": archive.getvalue()}, monkeypatch)
-    read = datasets.DTD(tmp_path, split="train")
-    assert read.classes == ["banded"]
-    assert read[0][0].size == (8, 8)
-    assert (tmp_path / "dtd" / "dtd" / "images" / "banded" / "banded_1.jpg").is_file()
-
-
 # --- where sets are looked for
 
 
@@ -174,17 +148,22 @@ def test_a_set_that_is_not_there_is_refused_with_both_remedies(tmp_path: Path, n
 
 
 def test_a_custom_file_or_folder_wins_over_the_published_files(tmp_path: Path) -> None:
+    assert read_from("cifar100-first50", tmp_path) == [tmp_path / "cifar-100-python"]
     lay_out(tmp_path, ["svhn"], 2)
     assert read_from("svhn", tmp_path) == [tmp_path / "train_32x32.mat", tmp_path / "test_32x32.mat"]
     np.savez(tmp_path / "svhn.npz", images=random_images(3), labels=[0, 1, 2])
     assert len(load_source("svhn", tmp_path)) == 3
-    assert read_from("svhn", tmp_path) == [tmp_path / "svhn.npz"]
+    assert read_from("svhn", tmp_path) == [tmp_path / "svhn.npz"] == [stand_in("svhn", tmp_path)]
+    (tmp_path / "svhn").mkdir()
+    assert len(load_source("svhn", tmp_path)) == 3, "an empty folder is nothing"
     lay_out(tmp_path / "aside", ["places365"], 1)
+    (tmp_path / "svhn").rmdir()
     (tmp_path / "aside" / "places365").rename(tmp_path / "svhn")
     with pytest.raises(DataError, match=r"both .*svhn and .*svhn.npz stand for svhn; keep one"):
         load_source("svhn", tmp_path)
     (tmp_path / "svhn.npz").unlink()
     assert len(load_source("svhn", tmp_path)) == 10
+    assert status("svhn", tmp_path) == "custom"
 
 
 def test_any_set_can_be_replaced_by_an_npz(tmp_path: Path) -> None:
@@ -196,12 +175,6 @@ def test_any_set_can_be_replaced_by_an_npz(tmp_path: Path) -> None:
         if source.labels is not None:
             assert source.labels.tolist() == [0, 1, 1, 0]
             assert source.class_names == ("3", "5")
-
-
-def test_a_set_is_read_from_its_folder_not_from_each_file(tmp_path: Path) -> None:
-    assert read_from("cifar100-first50", tmp_path) == [tmp_path / "cifar-100-python"]
-    assert read_from("textures", tmp_path) == [tmp_path / "dtd" / "dtd" / "images"]
-    assert read_from("digits-0-7", tmp_path) == []
 
 
 def test_the_root_is_the_option_then_the_environment_then_params_then_a_default(

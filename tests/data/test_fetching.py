@@ -23,7 +23,7 @@ from helpers.web import Web, serving
 
 from salcli.data import catalogue, fetching
 from salcli.data.catalogue import DATA_SETS, DataSet, RemoteFile
-from salcli.data.fetching import download, fetch, stand_in, status
+from salcli.data.fetching import download, fetch, status
 from salcli.data.samples import Source
 from salcli.errors import FetchError, UnknownNameError
 from salcli.progress import Silent
@@ -349,16 +349,3 @@ def test_an_archive_without_what_it_should_hold_is_an_error(two_sets: Web, tmp_p
     catalogue.DATA_SETS["first"] = replace(first, files=(replace(first.files[0], checksum=md5(content)),))
     with pytest.raises(FetchError, match="is not among them"):
         list(fetch(["first"], tmp_path))
-
-
-@pytest.mark.parametrize(("name", "counts"), [("svhn", True), ("svhn.npz", True), ("SVHN", False)])
-def test_a_folder_or_an_array_file_stands_in_for_a_set(tmp_path: Path, name: str, counts: bool) -> None:
-    path = tmp_path / name
-    if path.suffix:
-        path.write_bytes(b"array")
-    else:
-        path.mkdir()
-        assert status("svhn", tmp_path) == "missing", "an empty folder is nothing"
-        (path / "image.png").write_bytes(b"image")
-    assert stand_in("svhn", tmp_path) == (path if counts else None)
-    assert status("svhn", tmp_path) == ("custom" if counts else "missing")

@@ -55,14 +55,6 @@ def test_the_id_parts_are_disjoint_complete_and_stratified(
                 assert abs((labels[parts[name]] == k).sum() - float(share) * n_dealt) <= 1
 
 
-@given(seed=st.integers(0, 1000), marks=st.lists(st.booleans(), min_size=80, max_size=80))
-def test_with_a_number_it_does_not_matter_what_an_image_was_published_for(seed: int, marks: list[bool]) -> None:
-    labels = np.arange(80) % 2
-    with_marks, without = split_id(labels, SHARES, seed, np.array(marks)), split_id(labels, SHARES, seed)
-    for name, part in asdict(without).items():
-        np.testing.assert_array_equal(part, asdict(with_marks)[name])
-
-
 @pytest.mark.parametrize("is_test", [None, np.zeros(40, bool), np.ones(40, bool)])
 def test_an_official_test_set_that_is_not_there_is_refused_with_the_cure(is_test: np.ndarray | None) -> None:
     with pytest.raises(DataError, match=r"no official split .* give data.id_shares.test a number, such as 0.2"):

@@ -268,9 +268,9 @@ def test_points_have_no_views(tmp_path: Path) -> None:
     prepare.prepare_split(workspace, params.data, experiment)
     prepare.prepare_wild(workspace, params.data, experiment)
     train_id.run(workspace, params, experiment)
-    with pytest.raises(DataError, match=r"views of images.* leave it out of encoders"):
+    with pytest.raises(DataError, match=r"views of images.* remove it from encoders"):
         train_ood.run_encoder(workspace, params, experiment, "csi")
-    with pytest.raises(DataError, match=r"views of images.* leave it out of rivals"):
+    with pytest.raises(DataError, match=r"views of images.* remove it from rivals"):
         train_ood.run(workspace, params, experiment, rival="step")
 
 

@@ -49,15 +49,11 @@ def page(browser: Browser, root: Path) -> Browser:
     return browser
 
 
-def test_it_loads_without_a_complaint_and_every_image_is_there(page: Browser) -> None:
+def test_it_loads_without_a_complaint_and_its_policy_forbids_what_is_not_its_own(page: Browser) -> None:
     assert page.complaints == []
     assert page.run("document.images.length") > 50
     assert page.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     assert page.run("[...document.querySelectorAll('.js')].every(control => !control.hidden)")
-
-
-def test_complaints_are_heard(page: Browser) -> None:
-    """The policy of the page forbids all that is not its own."""
     page.run("document.body.append(Object.assign(document.createElement('img'), {src: 'http://localhost:9/x.png'})); 0")
     page.run("new Promise(done => setTimeout(done, 100))")
     complaints, page.complaints = page.complaints, []
@@ -76,7 +72,11 @@ def test_the_gallery_filters_by_class_from_the_keyboard(page: Browser) -> None:
     assert page.complaints == []
 
 
-def test_what_is_kept_back_comes_with_a_button(page: Browser) -> None:
+def test_the_first_tab_skips_to_the_report_and_what_is_kept_back_comes_with_a_button(page: Browser) -> None:
+    page.press("Tab", 9)
+    assert page.run("document.activeElement.className") == "skip"
+    page.press("Enter", 13, "\r")
+    assert page.run("location.hash") == "#main"
     n_all = page.run("document.querySelectorAll('#candidate-pictures li').length")
     assert page.run(f"{SHOWN}.length") == 45 < n_all
     page.run("document.querySelector('#candidate-pictures .more button').focus()")
@@ -117,10 +117,3 @@ def test_it_fits_a_phone_and_follows_the_dark(dark: bool, browser: Browser, root
     line = browser.run("getComputedStyle(document.querySelector('.chart svg text')).fill")
     assert (line == ink) or (sum(int(part) for part in line[4:-1].split(",")[:3]) > 382) == dark
     assert browser.complaints == []
-
-
-def test_the_first_tab_skips_to_the_report(page: Browser) -> None:
-    page.press("Tab", 9)
-    assert page.run("document.activeElement.className") == "skip"
-    page.press("Enter", 13, "\r")
-    assert page.run("location.hash") == "#main"
