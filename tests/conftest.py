@@ -18,6 +18,7 @@ from jaxtyping import install_import_hook
 install_import_hook(["salcli.sal", "salcli.methods", "salcli.models"], "beartype.beartype")
 
 from helpers.quick import QUICK, REPOSITORY  # noqa: E402
+
 from salcli.params.schema import Params, load_params  # noqa: E402
 from salcli.store.layout import Workspace  # noqa: E402
 

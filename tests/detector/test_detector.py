@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.cli import process, salcli
-from helpers.detectors import EXPERIMENT, SEED, id_images, random_detector, stored_scores, write_pngs
+from helpers.cli import process
+from helpers.detectors import EXPERIMENT, id_images, random_detector, stored_scores, write_pngs
 from helpers.fake_data import Malicious
 from helpers.quick import REPOSITORY
 from PIL import Image
@@ -23,7 +23,7 @@ import salcli as package
 from salcli import Detector
 from salcli.detector import stage
 from salcli.detector.images import one_ahead
-from salcli.errors import BadArtifactError, DataError, ModelError, UsageMistakeError
+from salcli.errors import BadArtifactError, DataError, ModelError
 from salcli.models.network import OodClassifier
 from salcli.params.schema import Params
 from salcli.pipeline.prepare import prepare_split
@@ -31,7 +31,6 @@ from salcli.sal.metrics import p_values
 from salcli.store.formats import read_id_split, read_network
 from salcli.store.layout import Experiment, Workspace
 
-ONE = ["--ood", EXPERIMENT.ood, "--seed", str(SEED)]
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # kernels differ with the position of an image in its batch
 
 
@@ -43,13 +42,6 @@ def file(built: Path) -> Path:
 @pytest.fixture
 def detector(file: Path) -> Detector:
     return Detector.load(file)
-
-
-@pytest.fixture
-def here(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the built workspace as the current folder."""
-    monkeypatch.chdir(workspace.root)
-    return workspace.root
 
 
 # --- the stage
@@ -94,16 +86,6 @@ def test_a_network_that_may_have_seen_the_calibration_data_is_refused(
     other.replace(workspace.root / EXPERIMENT.split.path)
     with pytest.raises(BadArtifactError, match=r"was made with another id\.h5"):
         stage.run(workspace, quick_params, EXPERIMENT)
-
-
-def test_the_command_says_what_it_made_and_what_comes_next(here: Path) -> None:
-    result = salcli("detector", *ONE)
-    assert result.exit_code == 0
-    assert re.search(rf"{EXPERIMENT.ood} .* 8 +115 ", result.stdout)
-    found = re.search(r"^next: salcli (predict --detector .+) FOLDER$", result.stdout, re.MULTILINE)
-    assert found
-    write_pngs(here / "new", id_images(here, "calibration")[:3])
-    assert salcli(*found[1].split(), "new").exit_code == 0
 
 
 # --- calling it
@@ -169,12 +151,6 @@ def test_a_result_is_a_table_with_the_probability_of_the_predicted_class(
 def test_what_is_not_an_image_is_refused(images: object, message: str) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         random_detector("small-cnn", 1)(images)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("value", [0, 1, 95, -0.1, float("nan")])
-def test_a_quantile_must_be_a_share(file: Path, value: float) -> None:
-    with pytest.raises(UsageMistakeError, match="greater than 0 and less than 1"):
-        Detector.load(file, id_quantile=value)
 
 
 def test_points_in_the_plane_are_arrays_and_not_files(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,15 @@ def test_a_file_has_what_standard_output_has(folder: Path, name: str, output_for
     assert (folder / "deep" / name).read_text() == expected
     predict("new", "--out", f"not/yet/there/{name}", *option)
     assert (folder / "not/yet/there" / name).read_text() == expected
+
+
+def test_a_pipe_or_a_device_is_written_to_and_not_replaced(folder: Path) -> None:
+    os.mkfifo("pipe.csv")
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(Path("pipe.csv").read_text)
+        predict("new", "--out", "pipe.csv")
+        assert len(table(read.result(10))) == 12
+    assert Path("pipe.csv").is_fifo()
 
 
 def test_a_table_for_people_has_the_least_id_like_first_and_takes_no_name_for_markup(built: Path, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -102,12 +101,6 @@ class Browser:
         about = {"key": key, "windowsVirtualKeyCode": code}
         self.send("Input.dispatchKeyEvent", type="keyDown", **about, **({"text": text} if text else {}))
         self.send("Input.dispatchKeyEvent", type="keyUp", **about)
-
-    def screenshot(self, path: Path, clip: dict[str, float] | None = None) -> None:
-        """The whole page, or a part of it."""
-        options: dict[str, Any] = {"clip": {**clip, "scale": 1}} if clip else {}
-        answer = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True, **options)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def _next(self) -> dict[str, Any]:
         end = time.monotonic() + SECONDS

@@ -226,18 +226,13 @@ def test_images_of_a_size_that_a_model_cannot_take_are_refused(name: str) -> Non
 
 BAD_NAMES: list[tuple[str, type[Exception], str]] = [
     ("small-cn", UnknownNameError, r"^no backbone is called small-cn \(did you mean small-cnn\?\); known: mlp, "),
-    ("wrn40-2", UnknownNameError, r"did you mean wrn-40-2\?"),
     ("WRN-40-2", UnknownNameError, r"no backbone is called WRN-40-2"),
-    ("wrn-40", UnknownNameError, r"did you mean wrn-40-2\?"),
     ("wrn-40-2.5", UnknownNameError, r"did you mean wrn-40-2\?"),
-    ("wrn--40-2", UnknownNameError, r"did you mean wrn-40-2\?"),
     ("wrn-" + "9" * 5000 + "-2", UnknownNameError, r"no backbone is called wrn-999"),
-    ("resnet20", UnknownNameError, r"did you mean resnet"),
     ("torchvision", UnknownNameError, r"torchvision:NAME, timm:NAME, MODULE:NAME$"),
     ("", UnknownNameError, r"^no backbone is called ''"),
     ("torchvision:", ModelError, r"must be followed by a model's name, for example torchvision:resnet50"),
     ("wrn-41-2", ModelError, r"depth must be 6n \+ 4 with n of at least 1, got 41; use wrn-40-2$"),
-    ("wrn-4-2", ModelError, r"got 4; use wrn-10-2$"),
     ("wrn-0-0", ModelError, r"got 0; use wrn-10-1$"),
     ("wrn-40-0", ModelError, r"width must be at least 1, got 0; use wrn-40-1 or a wider one$"),
 ]  # fmt: skip

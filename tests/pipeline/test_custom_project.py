@@ -1,4 +1,4 @@
-"""From folders of images and a network file to a table, command by command. Nobody knows what of the wild data is OOD."""
+"""From folders of images and a network file to a table, command by command. The truth of the wild data is not known."""
 
 import json
 import re

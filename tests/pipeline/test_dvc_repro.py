@@ -143,4 +143,3 @@ def test_a_changed_quantile_runs_what_comes_after_the_filter_but_no_rival(projec
     project.change({"filter.threshold_quantile": 0.9})
     stages = {name.partition("@")[0] for name in project.changed()}
     assert stages == {"filter", "evaluate"}  # train-ood waits for the candidates, the detector for the network
-

@@ -57,7 +57,7 @@ RUNS: dict[str, tuple[Runner, tuple[Artifact, ...], dict[str, Any], int, int, fl
     ),
     "STEP": (
         rival("step"), of(EXPERIMENT.network("step"), EXPERIMENT.curve("step")),
-        {f"methods.step.{key}": value for key, value in STEP.items()}, 966, 2, 1.5,
+        {f"methods.step.{key}": value for key, value in STEP.items()}, 1104, 2, 1.5,
     ),
     "KNN+, features": (
         encoder, of(EXPERIMENT.encoder("knn-plus"), EXPERIMENT.encoder_curve("knn-plus")),
