@@ -1,5 +1,7 @@
 """The Typer application: its commands, and errors as people see them. Mistakes in options are reported by Typer."""
 
+import atexit
+import gc
 import os
 import re
 import sys
@@ -132,4 +134,11 @@ app.add_typer(projects.data, name="data", rich_help_panel=EXPERIMENTS)
 
 def main() -> None:
     """The console script."""
+    atexit.register(_skip_last_collection)
     app(prog_name="salcli")
+
+
+def _skip_last_collection() -> None:
+    """Python would look for garbage among all that torch has built; the process ends anyway (see cli/__init__.py)."""
+    if "triton" not in sys.modules:  # whose bindings would report leaks
+        gc.freeze()

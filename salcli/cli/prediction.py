@@ -110,13 +110,9 @@ def export(
 
     The file is compared with the network before it is put in place. ONNX needs `pip install 'salcli[onnx]'`.
     """
-    import atexit
-    import gc
-
     from salcli.detector.export import export as write
     from salcli.detector.predict import choose_detector, load_detector
 
-    atexit.unregister(gc.freeze)  # with it, triton's bindings report leaks
     chosen, note = choose_detector(detector, Path())
     if note:
         say(note, "dim")
