@@ -18,7 +18,7 @@ from salcli.data.samples import Fit, Source
 from salcli.errors import DataError
 from salcli.progress import Silent
 
-# files read in one go: enough for all threads, and few enough that even large photographs show progress
+# files read at once: enough for all threads, and few enough that even large photographs show progress
 FEWEST_AT_ONCE = 64
 
 Picture = str | os.PathLike[str] | Image.Image
