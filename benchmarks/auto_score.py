@@ -33,7 +33,7 @@ from salcli.store.formats import Candidates, read_candidates, write_candidates
 from salcli.store.layout import Experiment, Workspace
 
 TAU, TRUE_OUTLIERS = "sal", "true outliers"
-OF_TRIAL = ["score", "excess", "excess_std", "wins_over_tau", "auroc", "err_in", "err_out"]
+OF_TRIAL = ["score", "excess", "excess_std", "beaten", "auroc", "err_in", "err_out"]
 COLUMNS = ["id", "ood", "seed", "id_accuracy", *OF_TRIAL, "chosen", "fpr95"]
 # An ID set keeps 1,280 of 4,000 images for training, 320 for calibration and 1,600 for the wild data.
 N_ID, N_OOD = 4000, 1000
@@ -104,7 +104,7 @@ def _project(folder: Path, group: Group, real: Path | None) -> tuple[Workspace, 
                 _write_part(name, n_images, real, folder / "data" / "raw")
         params, _ = load_params(folder / "params.yaml")
         for name in (group.id, *group.ood):
-            prepare.prepare_set(workspace, params.data, name)
+            prepare.prepare_set(workspace, params, name)
     return workspace, load_params(folder / "params.yaml")[0]
 
 

@@ -75,7 +75,7 @@ def _before_the_filter(workspace: Workspace, params: Params, experiments: list[E
     first = experiments[0]
     for name in (params.data.id, *params.data.ood):
         if not workspace.has(prepared_set(name)):
-            prepare.prepare_set(workspace, params.data, name)
+            prepare.prepare_set(workspace, params, name)
     if not workspace.has(first.split):
         prepare.prepare_split(workspace, params.data, first)
     if not workspace.has(first.classifier):

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from salcli.data.decoding import one_ahead
 from salcli.data.folders import image_files
 from salcli.detector.detector import Detector
-from salcli.detector.images import ImageFormat, one_ahead, read_files
+from salcli.detector.images import ImageFormat
 from salcli.detector.predict import Tally, row_writer
 from salcli.models.network import NetworkSpec, OodClassifier
 
@@ -68,10 +69,10 @@ def measure(detector: Detector, files: tuple[Path, ...], folder: Path, repeats: 
 
 def bare_pass(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:
     """Only reading and the network."""
-    decoded = read_files(files, detector.image_format, detector.batch_size)
+    decoded = detector.takes.read(files, detector.batch_size)
     with closing(one_ahead(decoded)) as parts, torch.inference_mode():
         for part in parts:
-            detector.scorer(torch.from_numpy(part.images))
+            detector.scorer(torch.from_numpy(part.array))
 
 
 def predict(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:
@@ -82,7 +83,7 @@ def predict(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:
         for part in detector.scan(files):
             write(part)
             tally.add(part)
-    assert tally.n_images == len(files)
+    assert tally.n_samples == len(files)
 
 
 def untrained_detector(backbone: str, wanted: ImageFormat) -> Detector:

@@ -51,7 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, quick_params: Params) -> Pat
     (root / "params.yaml").write_text(edited((REPOSITORY / "params.yaml").read_text(), QUICK))
     workspace, experiments = Workspace(root), quick_params.experiments()
     for name in (data.id, *data.ood):
-        prepare.prepare_set(workspace, data, name)
+        prepare.prepare_set(workspace, quick_params, name)
     prepare.prepare_split(workspace, data, experiments[0])
     train_id.run(workspace, quick_params, experiments[0])
     extract.run_id(workspace, quick_params, experiments[0])

@@ -108,9 +108,10 @@ def test_every_stage_depends_on_its_own_code(name: str) -> None:
         "train-rival": [f"methods.{RIVAL}"],
         "evaluate": ["evaluated"],
         "evaluate-unseen": ["evaluated"],
-        "prepare-id-set": [f"data.{ID}"],
-        "prepare-ood-set": [f"data.{OOD}"],
-        "prepare-unseen-set": [f"data.{UNSEEN}"],
+        "prepare-id-set": ["embedder", f"data.{ID}"],
+        "prepare-ood-set": ["embedder", f"data.{OOD}"],
+        "prepare-unseen-set": ["embedder", f"data.{UNSEEN}"],
+        "detector": ["embedder"],
     }
     assert [filled(key) for key in keys] == [f"code.{CODE[name]}", *also.get(name, [])]
 
@@ -155,10 +156,10 @@ QUICK = {
 }  # fmt: skip
 Stage = Callable[[Workspace, Params], object]
 STAGES: dict[str, Stage] = {
-    "prepare-id-set": lambda project, params: prepare.prepare_set(project, params.data, ID),
-    "prepare-ood-set": lambda project, params: prepare.prepare_set(project, params.data, OOD),
+    "prepare-id-set": lambda project, params: prepare.prepare_set(project, params, ID),
+    "prepare-ood-set": lambda project, params: prepare.prepare_set(project, params, OOD),
     "prepare-unseen-set": lambda project, params: prepare.prepare_set(
-        project, params.data, UNSEEN, artifact=unseen_set(UNSEEN)
+        project, params, UNSEEN, artifact=unseen_set(UNSEEN)
     ),
     "split": lambda project, params: prepare.prepare_split(project, params.data, EXPERIMENT),
     "mix-wild": lambda project, params: prepare.prepare_wild(project, params.data, EXPERIMENT),
@@ -271,7 +272,7 @@ def test_the_params_that_a_stage_looks_at_are_declared(used_by: dict[str, Used],
     known = declared | NOT_A_RESULT | LOOKED_AT_ONLY.get(name, set())
     known |= {"variant"} if any(key.startswith("variant") for key in declared) else set()
     assert {key for key in used if not any(f"{key}.".startswith(f"{one}.") for one in known)} == set()
-    not_always = {"data.root", "extract_grads.batch_size", "rivals", "encoders"}
+    not_always = {"data.root", "data.columns", "extract_grads.batch_size", "rivals", "encoders"}
     sure = {key for key in declared if not key.startswith("variant.")} - not_always
     assert {key for key in sure if not any(f"{one}.".startswith(f"{key}.") for one in used)} == set(), (
         "declared in vain"

@@ -9,6 +9,7 @@ import typer
 from salcli.cli.session import say
 
 SOME_ARE_OOD = 3
+AS_TRAINED = "as in the training data, else found by name and type"
 
 DetectorFile = Annotated[
     Path | None,
@@ -41,8 +42,8 @@ def predict(
         list[str],
         typer.Argument(
             metavar="PATH",
-            help="Image files, folders (whole trees), quoted patterns such as 'new/**/*.jpg', "
-            "or - for a list of paths on standard input.",
+            help="Images, or .npz, .npy and .parquet files of vectors: files, folders (whole trees), quoted patterns "
+            "such as 'new/**/*.jpg', or - for a list of paths on standard input.",
         ),
     ],
     detector: DetectorFile = None,
@@ -56,16 +57,30 @@ def predict(
         ),
     ] = None,
     id_quantile: IdQuantile = 0.95,
-    fail_on_ood: Annotated[bool, typer.Option("--fail-on-ood", help="Exit with code 3 if any image is OOD.")] = False,
+    vector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vector",
+            metavar="COL",
+            help="The column of vectors; or repeat for several columns of numbers.",
+            show_default=AS_TRAINED,
+        ),
+    ] = None,
+    row_id: Annotated[
+        str | None,
+        typer.Option("--row-id", metavar="COL", help="The column that names vectors.", show_default=AS_TRAINED),
+    ] = None,
+    fail_on_ood: Annotated[bool, typer.Option("--fail-on-ood", help="Exit with code 3 if any sample is OOD.")] = False,
     null: Annotated[bool, typer.Option("--null", "-0", help="Paths on standard input end with NUL.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Images in a pass.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Samples in a pass.")] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     allow_import: AllowImport = False,
 ) -> None:
-    """Predict for each image: its class, its OOD score, whether it is OOD, and a p-value.
+    """Predict for each image or vector: its class, its OOD score, whether it is OOD, and a p-value.
 
-    Exit code 0, or 3 with --fail-on-ood if any image is OOD, or 2 if nothing could be done.
+    Exit code 0, or 3 with --fail-on-ood if any sample is OOD, or 2 if nothing could be done.
     """
+    from salcli.data.vectors import Columns
     from salcli.detector.predict import choose_format
     from salcli.detector.predict import predict as run
     from salcli.report.console import ConsoleProgress, console, side_console
@@ -83,6 +98,7 @@ def predict(
         output_format=chosen_format,
         table=table.write,
         null=null,
+        columns=Columns(vector[0] if vector and len(vector) == 1 else tuple(vector or ()) or None, row_id=row_id),
         id_quantile=id_quantile,
         batch_size=batch_size,
         device=device,

@@ -12,7 +12,8 @@ from salcli.cli.session import PARAMS_YAML, say
 from salcli.errors import UsageMistakeError
 
 HERE = Path()
-CUSTOM = "Custom data, custom network"
+CUSTOM, COLUMNS, NETWORK = "Custom data", "Columns of vectors (.parquet, .npz)", "Network of images"
+BY_NAME = "found by name"
 
 
 def _preset_names() -> list[str]:
@@ -75,17 +76,56 @@ def init(
     id_path: Annotated[
         Path | None,
         typer.Option(
-            "--id", help="Labeled images: one folder per class, or a CSV of path,label.", rich_help_panel=CUSTOM
+            "--id",
+            help="Labeled samples: images in one folder per class or a CSV of path,label; or vectors in a .parquet, "
+            ".npz or .npy file.",
+            rich_help_panel=CUSTOM,
         ),
     ] = None,
     wild: Annotated[
-        Path | None,
-        typer.Option("--wild", help="Mixed, unlabeled images: any folder.", rich_help_panel=CUSTOM),
+        list[Path] | None,
+        typer.Option(
+            "--wild",
+            help="Mixed, unlabeled samples: any folder of images, or vectors; repeat for several.",
+            rich_help_panel=CUSTOM,
+        ),
     ] = None,
     test_ood: Annotated[
         list[Path] | None,
         typer.Option(
-            "--test-ood", help="Images known to be OOD, to test on; repeat for several.", rich_help_panel=CUSTOM
+            "--test-ood", help="Samples known to be OOD, to test on; repeat for several sets.", rich_help_panel=CUSTOM
+        ),
+    ] = None,
+    vector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vector",
+            metavar="COL",
+            help="The column of vectors; or repeat for several columns of numbers.",
+            show_default="found by type",
+            rich_help_panel=COLUMNS,
+        ),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            "--label", metavar="COL", help="The column of classes.", show_default=BY_NAME, rich_help_panel=COLUMNS
+        ),
+    ] = None,
+    row_id: Annotated[
+        str | None,
+        typer.Option(
+            "--row-id",
+            metavar="COL",
+            help="The column that names rows in the report and in predictions.",
+            show_default=BY_NAME,
+            rich_help_panel=COLUMNS,
+        ),
+    ] = None,
+    show: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--show", metavar="COL", help="A column that the report shows; repeat for several.", rich_help_panel=COLUMNS
         ),
     ] = None,
     model: Annotated[
@@ -93,47 +133,77 @@ def init(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="MODULE:NAME, which is imported (your code runs), timm:NAME, torchvision:NAME or one of salcli's.",
-            rich_help_panel=CUSTOM,
+            help="torchvision:NAME, timm:NAME, one of salcli's, or MODULE:NAME, which is imported (your code runs).",
+            show_default="by data and machine",
+            rich_help_panel=NETWORK,
         ),
     ] = None,
+    frozen: Annotated[
+        bool,
+        typer.Option(
+            "--frozen",
+            help="Do not train it: embed every image once, and fit linear heads.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = False,
     weights: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--weights",
-            help="The network's state dict, .safetensors or .pt; train-id then trains nothing.",
-            rich_help_panel=CUSTOM,
+            metavar="FILE",
+            help="The network's state dict, .safetensors or .pt, or pretrained: what torchvision or timm publish.",
+            rich_help_panel=NETWORK,
         ),
     ] = None,
     head: Annotated[
         str | None,
-        typer.Option("--head", help="The network's last linear layer, if it is not found.", rich_help_panel=CUSTOM),
+        typer.Option("--head", help="The network's last linear layer, if it is not found.", rich_help_panel=NETWORK),
     ] = None,
     mean: Annotated[
         str | None,
         typer.Option(
             "--mean",
             help="Mean that the network's input is normalised with, 0 to 1: 0.5 or R,G,B.",
-            rich_help_panel=CUSTOM,
+            rich_help_panel=NETWORK,
         ),
     ] = None,
     std: Annotated[
-        str | None, typer.Option("--std", help="Its standard deviation, in the same form.", rich_help_panel=CUSTOM)
+        str | None, typer.Option("--std", help="Its standard deviation, in the same form.", rich_help_panel=NETWORK)
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            "--image-size",
+            metavar="N",
+            min=1,
+            help="Pixels of the images that the network sees.",
+            show_default="by its weights, or by your images",
+            rich_help_panel=NETWORK,
+        ),
     ] = None,
 ) -> None:
     """Make a folder ready for `dvc repro`: params.yaml, dvc.yaml, and DVC itself.
 
-    With --id and --wild, for custom images: looks at them first, and shows what it found and plans.
+    With --id and --wild, for custom images or vectors: looks at them first, and shows what it found and plans.
     """
     from salcli.params.presets import preset as find
     from salcli.params.reading import parse_assignment
     from salcli.project.init import create, refuse_to_overwrite
 
     values, chosen = dict(parse_assignment(text) for text in assignments or []), find(preset)
-    given = {"--id": id_path, "--wild": wild, "--test-ood": test_ood, "--model": model, "--weights": weights}
-    given |= {"--head": head, "--mean": mean, "--std": std}
+    given: dict[str, object] = {
+        "--id": id_path,
+        "--wild": wild,
+        "--test-ood": test_ood,
+        "--vector": vector,
+        "--label": label,
+    }
+    given |= {"--row-id": row_id, "--show": show, "--model": model, "--frozen": frozen, "--weights": weights}
+    given |= {"--head": head, "--mean": mean, "--std": std, "--image-size": image_size}
     if any(given.values()):
-        from salcli.project.planning import NetworkOptions, channel_values, plan_project
+        from salcli.data.vectors import Columns
+        from salcli.project.networks import NetworkOptions, channel_values
+        from salcli.project.planning import plan_project
         from salcli.report.console import ConsoleProgress, console
         from salcli.report.listings import plan_table
 
@@ -141,9 +211,14 @@ def init(
         assert id_path is not None
         assert wild is not None
         refuse_to_overwrite(folder, force)
+        if image_size:
+            values.setdefault("data.image_size", image_size)
+        vectors = tuple(vector or ())
+        columns = Columns(vectors[0] if len(vectors) == 1 else vectors or None, label, row_id, tuple(show or ()))
         normalisation = channel_values("--mean", mean), channel_values("--std", std)
-        network = NetworkOptions(model, head, weights, *normalisation) if model else None
-        plan = plan_project(folder, chosen, values, id_path, wild, test_ood or [], network, ConsoleProgress())
+        network = NetworkOptions(model, head, weights, frozen, *normalisation)
+        paths = id_path, wild, test_ood or []
+        plan = plan_project(folder, chosen, values, *paths, columns, network, ConsoleProgress())
         values = plan.values
         console.print(plan_table(plan))
         for note in plan.notes:
@@ -169,7 +244,7 @@ def _check_options(given: Mapping[str, object], preset: str) -> None:
     missing = [option for option in ("--id", "--wild") if not given[option]]
     if missing:
         there = next(option for option, value in given.items() if value)
-        raise UsageMistakeError(f"{there} needs {' and '.join(missing)} as well: labeled and unlabeled images")
+        raise UsageMistakeError(f"{there} needs {' and '.join(missing)} as well: labeled and unlabeled samples")
     if preset != "default":
         raise UsageMistakeError(f"--preset {preset} is for published data; leave it out, or --id and --wild")
     alone = [option for option in ("--weights", "--head", "--mean", "--std") if given[option] and not given["--model"]]
@@ -226,8 +301,9 @@ def list_data(
         print(data_json(found, custom))
         return
     console.print(data_table(found, console.width))
-    for name, path in custom.items():
-        say(f"{name}: {path} ({'✓' if path.exists() else 'missing'})")
+    for name, paths in custom.items():
+        for path in paths:
+            say(f"{name}: {path} ({'✓' if path.exists() else 'missing'})")
     option = f" --root {quote(str(root))}" if root else ""
     for line in (
         f"\n✓ found below {folder}",
@@ -261,14 +337,14 @@ def fetch_data(
         raise
 
 
-def _custom_sets() -> dict[str, Path]:
+def _custom_sets() -> dict[str, list[Path]]:
     """The sets of data.custom in ./params.yaml, with their paths."""
-    from salcli.data.catalogue import custom_path
+    from salcli.data.catalogue import custom_paths
     from salcli.params.reading import lookup, read_yaml
 
     custom = lookup(read_yaml(PARAMS_YAML), "data.custom") if PARAMS_YAML.exists() else None
     sets = custom.items() if isinstance(custom, dict) else ()
-    return {str(name): custom_path(str(path), Path()) for name, path in sets}
+    return {str(name): custom_paths(paths if isinstance(paths, list) else str(paths), Path()) for name, paths in sets}
 
 
 def _root(option: Path | None) -> Path:

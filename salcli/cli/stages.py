@@ -65,24 +65,32 @@ def prepare(
     """Decode the data, split the ID data, mix the wild data."""
     from salcli.pipeline import prepare as stage
     from salcli.report.tables import prepared_table
-    from salcli.store.layout import unseen_set
+    from salcli.store.layout import Artifact, prepared_set, unseen_set
 
     options: dict[str, Any] = {"ood": ood, "pi": pi, "unseen": unseen, "seed": seed}
     session = Session.open("prepare", params, assignments, **options, scratch=scratch, parallel=False)
-    workspace, data, progress = session.workspace, session.params.data, session.progress
+    workspace, data = session.workspace, session.params.data
     wanted = set(PreparePart) if part is PreparePart.everything else {part}
-    done = []
+    sets: list[tuple[str, Artifact]] = []
     if PreparePart.id_set in wanted:
-        done.append(stage.prepare_set(workspace, data, data.id, progress))
+        sets.append((data.id, prepared_set(data.id)))
     if PreparePart.ood_set in wanted:
-        names = dict.fromkeys(experiment.ood for experiment in session.experiments)
-        done += [stage.prepare_set(workspace, data, name, progress) for name in names]
+        sets += [(name, prepared_set(name)) for name in dict.fromkeys(one.ood for one in session.experiments)]
     if PreparePart.unseen_set in wanted:
-        done += [stage.prepare_set(workspace, data, name, progress, unseen_set(name)) for name in session.unseen_sets]
+        sets += [(name, unseen_set(name)) for name in session.unseen_sets]
+    embedder = None
+    if sets and session.params.model.frozen:
+        from salcli.pipeline.embed import embedder_for
+
+        embedder = embedder_for(session.params, workspace)
+    done = [
+        stage.prepare_set(workspace, session.params, name, session.progress, artifact, embedder)
+        for name, artifact in sets
+    ]
     if PreparePart.id_split in wanted:
-        done += [stage.prepare_split(workspace, data, experiment, progress) for experiment in session.of_seeds]
+        done += [stage.prepare_split(workspace, data, experiment) for experiment in session.of_seeds]
     if PreparePart.wild in wanted:
-        done += [stage.prepare_wild(workspace, data, experiment, progress) for experiment in session.of_wild_sets]
+        done += [stage.prepare_wild(workspace, data, experiment) for experiment in session.of_wild_sets]
     is_ready = PreparePart.wild in wanted
     session.finish(
         prepared_table(done),
@@ -307,6 +315,9 @@ def detector(
     pi: Shares = None,
     seed: Seeds = None,
     variant: Variants = None,
+    float16: Annotated[
+        bool, typer.Option("--float16", help="Store the weights of backbones in half the bytes (detector.float16).")
+    ] = False,
     device: Device = None,
     scratch: Scratch = False,
     assignments: Assignments = None,
@@ -319,9 +330,8 @@ def detector(
     from salcli.report.tables import detector_table
 
     options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
-    session = Session.open(
-        "detector", params, assignments, {"device": device}, **options, scratch=scratch, parallel=False
-    )
+    flags = {"device": device, "detector.float16": float16 or None}
+    session = Session.open("detector", params, assignments, flags, **options, scratch=scratch, parallel=False)
     done = session.run(stage.run, session.experiments)
     written = [path for one in done for path in one.written]
     session.finish(detector_table(done), written)

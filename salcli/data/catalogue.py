@@ -9,7 +9,7 @@ Archives stay beside what they unpack to, so a damaged set can be repaired witho
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +49,7 @@ class DataSet:
     name: str
     title: str
     role: Role
-    n_images: int
+    n_images: int  # or vectors
     size: str  # of an image, in pixels
     licence: str
     home: str
@@ -143,7 +143,7 @@ def _odin(name: str, title: str, n_images: int, folder: str, share: str, md5: st
 
 DIGITS = ("8×8 gray", "CC BY 4.0", "https://archive.ics.uci.edu/dataset/80")
 PHOTOS = ("8×8 gray", "CC BY 2.0", "https://scikit-learn.org")
-MADE = ("point", "Apache-2.0", "")  # licensed as salcli itself
+MADE = ("2-D vector", "Apache-2.0", "")  # licensed as salcli itself
 
 CIFAR10 = DataSet(
     "cifar10", "CIFAR-10", "both", 60_000, "32×32", NOT_STATED,
@@ -308,9 +308,9 @@ def data_root(option: Path | None = None, params_root: str | None = None, worksp
     return workspace / (Path(params_root).expanduser() if params_root else DEFAULT_ROOT)
 
 
-def custom_path(value: str, workspace: Path) -> Path:
-    """The path of a set of data.custom; relative to the workspace."""
-    return workspace / Path(value).expanduser()
+def custom_paths(value: str | Sequence[str], workspace: Path) -> list[Path]:
+    """The path or paths of a set of data.custom; relative to the workspace."""
+    return [workspace / Path(path).expanduser() for path in ([value] if isinstance(value, str) else value)]
 
 
 def stand_ins(name: str, root: Path) -> list[Path]:

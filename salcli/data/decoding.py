@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ BROKEN = (
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 GRAY = ("1", "L", "LA", "La", "I", *SIXTEEN_BITS)
 
+Interpolation = Literal["bilinear", "bicubic"]
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 T = TypeVar("T")
 
 
@@ -45,6 +47,7 @@ class Shape:
 
     channels: int
     size: int  # height and width
+    interpolation: Interpolation = "bilinear"
 
     @property
     def axes(self) -> tuple[int, int, int]:
@@ -54,29 +57,38 @@ class Shape:
 
 @dataclass(frozen=True)
 class Block:
-    """Some decoded images, their index in the source, and the files that could not be decoded, with the reason."""
+    """Some decoded samples, their index in the source, and the files that could not be decoded, with the reason."""
 
-    images: NDArray[Any]  # b, C, H, W
+    images: NDArray[Any]  # b, C, H, W; of vectors b, D
     index: NDArray[np.int64]  # b
     bad: tuple[tuple[Path, str], ...] = ()
 
 
-def dtype_of(source: Source) -> np.dtype[Any]:
-    """Points in the plane are float32, images are uint8."""
-    return np.dtype(np.uint8) if source.array is None else source.array.dtype
+def check_kind(name: str, source: Source, shape: Shape | None) -> None:
+    """Without a shape the project works on vectors; images and vectors do not mix."""
+    if source.is_vectors and shape is not None:
+        raise DataError(
+            f"{name} holds vectors, but this project works on images; give images, or, where all sets are vectors, set "
+            "data.image_size and data.channels to null, model.frozen to false and model.backbone to linear or mlp"
+        )
+    if not source.is_vectors and shape is None:
+        raise DataError(
+            f"{name} holds images, but this project works on vectors; give vectors, or, where all sets are images, set "
+            "data.image_size, data.channels and a model.backbone for images, or a frozen one"
+        )
 
 
-def check_shape(name: str, source: Source, shape: Shape) -> None:
-    """Points cannot be resized, and no image has two channels."""
-    is_points = dtype_of(source) != np.uint8
-    if is_points and source.array is not None and source.array.shape[1:] != shape.axes:
-        raise DataError(f"{name} holds points in the plane; set data.image_size to 1 and data.channels to 2")
-    if not is_points and shape.channels == 2:
-        raise DataError(f"{name} holds images, but data.channels is 2, which is for points; set it to 1 or 3")
+def vector_blocks(source: Source, task: Task) -> Generator[Block]:
+    """All vectors in order."""
+    assert source.array is not None
+    step = max(1, BLOCK_BYTES // (4 * source.array.shape[1]))
+    for start, stop in pairwise([*range(0, len(source), step), len(source)]):
+        yield Block(np.ascontiguousarray(source.array[start:stop]), np.arange(start, stop))
+        task.advance(stop - start)
 
 
 def decode(source: Source, shape: Shape, task: Task, *, skip_bad: bool) -> Generator[Block]:
-    """The whole set in order. An image that cannot be decoded is an error, or is skipped."""
+    """All images in order. One that cannot be decoded is an error, or is skipped."""
     step = min(MOST_IN_BLOCK, max(1, BLOCK_BYTES // int(np.prod(shape.axes))))
     with _decoding_threads() as pool:
         for start, stop in pairwise([*range(0, len(source), step), len(source)]):
@@ -94,6 +106,21 @@ def decode(source: Source, shape: Shape, task: Task, *, skip_bad: bool) -> Gener
             yield Block(block.images, block.index + start, block.bad)
 
 
+def one_ahead(items: Generator[T]) -> Generator[T]:
+    """The same items in the same order; a thread makes the next one while the caller works on the last one.
+
+    Only one thread runs the generator at a time, and the generator is always closed in the end.
+    """
+    with ThreadPoolExecutor(1, "prefetch") as thread:
+        try:
+            waiting = thread.submit(lambda: list(islice(items, 1)))
+            while found := waiting.result():
+                waiting = thread.submit(lambda: list(islice(items, 1)))
+                yield from found
+        finally:
+            thread.submit(items.close).result()
+
+
 @contextmanager
 def _decoding_threads() -> Iterator[ThreadPoolExecutor]:
     # Threads share the warning filters, so they are set once, around all threads. PIL's other warnings are about odd
@@ -108,13 +135,13 @@ def _from_array(images: NDArray[Any], shape: Shape, fit: Fit, pool: ThreadPoolEx
     index = np.arange(len(images))
     if images.shape[1:] == shape.axes:
         return Block(np.ascontiguousarray(images), index)
-    return Block(
-        np.stack(list(pool.map(lambda image: fit_array(image, shape.size, shape.channels, fit), images))), index
-    )
+    how = shape.size, shape.channels, fit, shape.interpolation
+    return Block(np.stack(list(pool.map(lambda image: fit_array(image, *how), images))), index)
 
 
 def _from_files(files: Sequence[Path], shape: Shape, fit: Fit, pool: ThreadPoolExecutor) -> Block:
-    results = list(pool.map(_or_reason(lambda path: read_picture(path, shape.size, shape.channels, fit)), files))
+    how = shape.size, shape.channels, fit, shape.interpolation
+    results = list(pool.map(_or_reason(lambda path: read_picture(path, *how)), files))
     good = [i for i, result in enumerate(results) if not isinstance(result, str)]
     images = np.empty((len(good), *shape.axes), np.uint8)
     for row, i in enumerate(good):
@@ -151,10 +178,12 @@ class PictureFacts:
     is_gray: bool
 
 
-def read_picture(path: Path, size: int, channels: int, fit: Fit) -> NDArray[np.uint8]:
+def read_picture(
+    path: Path, size: int, channels: int, fit: Fit, interpolation: Interpolation = "bilinear"
+) -> NDArray[np.uint8]:
     """Decode one file to C, H, W. The caller turns PIL's warning about decompression bombs into an error."""
     with _opened(path) as image:
-        return fit_picture(plain(image), size, channels, fit)
+        return fit_picture(plain(image), size, channels, fit, interpolation)
 
 
 def picture_facts(path: Path, *, decode: bool) -> PictureFacts:
@@ -184,7 +213,9 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise BadPictureError(text[0].lower() + text[1:]) from None
 
 
-def fit_picture(image: Image.Image, size: int, channels: int, fit: Fit) -> NDArray[np.uint8]:
+def fit_picture(
+    image: Image.Image, size: int, channels: int, fit: Fit, interpolation: Interpolation = "bilinear"
+) -> NDArray[np.uint8]:
     """Shorter side to `size`, then the square in the middle, as torchvision's Resize and CenterCrop do it.
 
     A picture of that size is left as it is. With `fit="crop"`, only pictures that are too small are resized.
@@ -195,7 +226,7 @@ def fit_picture(image: Image.Image, size: int, channels: int, fit: Fit) -> NDArr
         width, height = (size if side == shorter else int(size * side / shorter) for side in image.size)
         if Image.MAX_IMAGE_PIXELS and width * height > Image.MAX_IMAGE_PIXELS:
             raise ValueError(f"its sides are too unequal to resize it: {image.width} × {image.height} pixels")
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
+        image = image.resize((width, height), RESAMPLING[interpolation])
     if image.size != (size, size):
         left, top = (round((side - size) / 2) for side in image.size)
         image = image.crop((left, top, left + size, top + size))
@@ -203,10 +234,12 @@ def fit_picture(image: Image.Image, size: int, channels: int, fit: Fit) -> NDArr
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def fit_array(pixels: NDArray[np.uint8], size: int, channels: int, fit: Fit) -> NDArray[np.uint8]:
+def fit_array(
+    pixels: NDArray[np.uint8], size: int, channels: int, fit: Fit, interpolation: Interpolation = "bilinear"
+) -> NDArray[np.uint8]:
     """`fit_picture` for an array C, H, W."""
     plane = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
-    return fit_picture(Image.fromarray(np.ascontiguousarray(plane)), size, channels, fit)
+    return fit_picture(Image.fromarray(np.ascontiguousarray(plane)), size, channels, fit, interpolation)
 
 
 def plain(image: Image.Image) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Duplicate images: by pixels once they are decoded, by the bytes of their files before."""
+"""Duplicate samples: by pixels or values once they are decoded, by the bytes of their files before."""
 
 import hashlib
 import os
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,33 +15,31 @@ from salcli.data.samples import file_size
 from salcli.progress import Silent, Task
 
 Digests = NDArray[np.void]  # n, 16 bytes each
-BYTES = 16
+DIGEST_BYTES = 16
 AT_ONCE = 1024
 SILENT = Silent()
 
 
-def pixel_digests(images: NDArray[np.generic], rows: NDArray[np.int64] | None = None, task: Task = SILENT) -> Digests:
-    """One digest for each image (n, C, H, W), or for some rows; equal pixels have equal digests."""
-    index = np.arange(len(images)) if rows is None else rows
+def sample_digests(array: NDArray[Any], task: Task = SILENT) -> Digests:
+    """One digest for each image (n, C, H, W) or vector (n, D); equal samples have equal digests."""
     digests = []
-    for start in range(0, len(index), AT_ONCE):
-        block = index[start : start + AT_ONCE]
-        digests += [hashlib.blake2b(images[i].tobytes(), digest_size=BYTES).digest() for i in block]
+    for start in range(0, len(array), AT_ONCE):
+        block = array[start : start + AT_ONCE]
+        if block.dtype.kind == "f":
+            block = block + np.zeros(1, block.dtype)  # −0 and 0 are equal numbers
+        digests += [hashlib.blake2b(row.tobytes(), digest_size=DIGEST_BYTES).digest() for row in block]
         task.advance(len(block))
-    return np.frombuffer(b"".join(digests), dtype=f"V{BYTES}")
+    return np.frombuffer(b"".join(digests), dtype=f"V{DIGEST_BYTES}")
 
 
 def first_of_each(digests: Digests) -> NDArray[np.int64]:
-    """The index of each image that equals no earlier one, in order."""
+    """The index of each sample that equals no earlier one, in order."""
     return np.sort(np.unique(digests, return_index=True)[1])
 
 
-def not_in(
-    known: NDArray[np.generic], images: NDArray[np.generic], task: Task = SILENT, *, each_once: bool
-) -> NDArray[np.int64]:
-    """The index of each image that is not among the known ones; of equal images the first, or all of them."""
-    own, others = pixel_digests(images, task=task), pixel_digests(known, task=task)
-    new = np.flatnonzero(~np.isin(own, others))
+def not_in(known: Digests, own: Digests, *, each_once: bool) -> NDArray[np.int64]:
+    """The index of each own sample that is not among the known ones; of equal samples the first, or all of them."""
+    new = np.flatnonzero(~np.isin(own, known))
     return new[first_of_each(own[new])] if each_once else new
 
 

@@ -1,19 +1,29 @@
-"""Sets that users bring: folders of images, CSV lists of paths, and .npz files."""
+"""Sets that users bring: folders of images, CSV lists of paths, .npz files, and vectors (vectors.py)."""
 
 import csv
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.readers import UNREADABLE, channels_first, shown
-from salcli.data.samples import Source, joined
+from salcli.data.readers import UNREADABLE, channels_first, numbered_labels, shown
+from salcli.data.samples import Source, class_order, concatenated, joined
+from salcli.data.vectors import (
+    ANY,
+    ARRAYS,
+    PARTS,
+    TABLES,
+    Columns,
+    beside_npy,
+    from_arrays,
+    is_vector_arrays,
+    read_vectors,
+)
 from salcli.errors import DataError
 
 SUFFIXES = {
@@ -21,24 +31,32 @@ SUFFIXES = {
     ".pbm", ".pcx", ".pgm", ".png", ".pnm", ".ppm", ".psd", ".qoi", ".sgi", ".tga", ".tif", ".tiff", ".webp",
 }  # fmt: skip
 EXAMPLES = ".jpeg, .jpg, .png, .tiff, .webp"
-PARTS = {"train": False, "test": True}  # of an official split
 SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation", "dev"}
 # Names become parts of commands, of file names and of keys in dvc.yaml
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 RESERVED = {"average", "encoders", "networks", "representation"}  # a row of the table; folders in runs/
 
 
-def read_custom(name: str, path: Path, *, labeled: bool) -> Source:
-    """A set of data.custom, not decoded yet: with its classes, or all images below `path`."""
+def read_custom(name: str, paths: Path | Sequence[Path], *, labeled: bool, columns: Columns = ANY) -> Source:
+    """A set of data.custom from one path or several, images not decoded yet: with its classes, or all below a path."""
+    several = [paths] if isinstance(paths, Path) else list(paths)
+    return concatenated(name, [_read_one(name, path, labeled=labeled, columns=columns) for path in several], several)
+
+
+def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Source:
     try:
         if not path.exists():
-            raise DataError(f"{path} does not exist; put a folder of images there, or give another path for {name}")
-        if path.suffix.lower() == ".npz":
-            return read_npz(path, labeled=labeled)
+            raise DataError(f"{path} does not exist; put images or vectors there, or give another path for {name}")
         if path.is_file():
-            if path.suffix.lower() != ".csv":
+            suffix = path.suffix.lower()
+            if suffix == ".npz":
+                return read_npz(path, labeled=labeled, columns=columns)
+            if suffix in (*ARRAYS, *TABLES):
+                return read_vectors(path, labeled=labeled, columns=columns)
+            if suffix != ".csv":
                 raise DataError(
-                    f"{name}: {path} is a file; give a folder of images, a .csv with their paths, or an .npz file"
+                    f"{name}: {path} is a file; give a folder of images, a .csv with their paths, or vectors in a "
+                    ".npz, .npy or .parquet file"
                 )
             return read_list(path, labeled=labeled)
         source = read_folder(path, labeled=True) if labeled else Source(image_files(path))
@@ -55,11 +73,22 @@ def read_custom(name: str, path: Path, *, labeled: bool) -> Source:
     return source
 
 
-def read_from_custom(name: str, path: Path) -> list[Path]:
+def read_from_custom(name: str, paths: Path | Sequence[Path]) -> list[Path]:
     """The files and folders that a set of data.custom is read from: if one changes, the data changed."""
-    if path.suffix.lower() != ".csv" or not path.is_file():
-        return [path]
-    return [path, *read_custom(name, path, labeled=False).files]
+    found: list[Path] = []
+    for path in [paths] if isinstance(paths, Path) else paths:
+        found.append(path)
+        if path.suffix.lower() == ".csv" and path.is_file():
+            found += read_list(path, labeled=False).files
+        elif path.suffix.lower() == ".npy":
+            found += beside_npy(path).values()
+    return found
+
+
+def top_folder(paths: Path | Sequence[Path]) -> Path:
+    """The folder that the names of a custom set's files count from."""
+    several = [paths] if isinstance(paths, Path) else paths
+    return Path(os.path.commonpath([path if path.is_dir() else path.parent for path in several]))
 
 
 def name_for(path: Path, taken: Collection[str], fallback: str) -> str:
@@ -178,13 +207,6 @@ def read_list(file: Path, *, labeled: bool) -> Source:
     return Source(files, labels=labels, class_names=names, is_test=_is_test(file, rows))
 
 
-def class_order(names: set[str]) -> tuple[str, ...]:
-    """Alphabetical; numbers by value, so that they can be the class numbers of a trained network."""
-    if all(name.isdecimal() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    return tuple(sorted(names))
-
-
 def _rows(file: Path, wanted: list[str]) -> Iterator[dict[str, str]]:
     column: dict[str, int] | None = None  # name → index
     # file names need not be text
@@ -225,56 +247,47 @@ def _is_test(file: Path, rows: list[dict[str, str]]) -> NDArray[np.bool_] | None
 
 # --- .npz files
 
-NPZ_LAYOUT = "`images` (n × height × width [× 1 or 3], uint8) and, optionally, `labels`, `is_test`, `class_names`"
+NPZ_LAYOUT = (
+    "`images` (n × height × width [× 1 or 3], uint8) and, optionally, `labels`, `is_test`, `class_names`; or vectors: "
+    "`x` (n × D numbers) and, optionally, `y`, `id`"
+)
 
 
-def read_npz(path: Path, *, labeled: bool) -> Source:
-    """`images` and what belongs to them, or Keras's `x_train`, `y_train`, `x_test`, `y_test`."""
+def read_npz(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source:
+    """`images` or vectors `x`, and what belongs to them; or Keras's `x_train`, `y_train`, `x_test`, `y_test`."""
     try:
         with path.open("rb") as opened, np.load(opened) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
     except (*UNREADABLE, AttributeError, TypeError) as error:
         raise DataError(f"{path} cannot be read as .npz ({error}); it should hold {NPZ_LAYOUT}") from None
-    if "images" not in arrays:
+    is_vectors = is_vector_arrays(arrays, columns)
+    if "x_train" in arrays:
         arrays = _from_keras(path, arrays)
-    images = channels_first(path, arrays["images"])
+    if is_vectors:
+        return from_arrays(path, arrays, labeled=labeled, columns=columns)
+    images, labels = (arrays.get(name, arrays.get(other)) for name, other in (("images", "x"), ("labels", "y")))
+    if images is None:
+        raise DataError(f"{path} holds neither images nor vectors, but {', '.join(arrays) or 'nothing'}; {NPZ_LAYOUT}")
+    images = channels_first(path, images)
     is_test = arrays.get("is_test")
     if is_test is not None and (is_test.shape != (len(images),) or is_test.dtype != np.bool_):
         raise DataError(f"{path}: `is_test` must be {len(images)} booleans, got {shown(is_test)}")
     source = Source(array=images, is_test=is_test)
-    return _with_labels(path, source, arrays) if labeled and "labels" in arrays else source
+    if not labeled or labels is None:
+        return source
+    return numbered_labels(path, source, labels, arrays.get("class_names"))
 
 
 def _from_keras(path: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    missing = [name for name in ("x_train", "y_train", "x_test", "y_test") if name not in arrays]
+    missing = [name for name in ("y_train", "x_test", "y_test") if name not in arrays]
     if missing:
-        raise DataError(
-            f"{path} has no `images`, and no {', '.join(missing)}; it has {', '.join(arrays) or 'nothing'}, "
-            f"but should hold {NPZ_LAYOUT}"
-        )
+        raise DataError(f"{path} has x_train, but no {', '.join(missing)}; it should hold {NPZ_LAYOUT}")
     for part in PARTS:
         if len(arrays[f"x_{part}"]) != len(arrays[f"y_{part}"]):
             raise DataError(f"{path}: x_{part} and y_{part} differ in length")
     return {
-        "images": np.concatenate([arrays["x_train"], arrays["x_test"]]),
-        "labels": np.concatenate([arrays["y_train"].ravel(), arrays["y_test"].ravel()]),
+        "x": np.concatenate([arrays["x_train"], arrays["x_test"]]),
+        "y": np.concatenate([arrays["y_train"].ravel(), arrays["y_test"].ravel()]),
         "is_test": np.repeat([False, True], [len(arrays["x_train"]), len(arrays["x_test"])]),
         **{name: array for name, array in arrays.items() if name == "class_names"},
     }
-
-
-def _with_labels(path: Path, source: Source, arrays: Mapping[str, NDArray[Any]]) -> Source:
-    labels, names = arrays["labels"], arrays.get("class_names")
-    if labels.shape != (len(source),) or labels.dtype.kind not in "iu":
-        raise DataError(f"{path}: `labels` must be {len(source)} integers, got {shown(labels)}")
-    if labels.min() < 0:
-        raise DataError(f"{path}: `labels` must not be negative, got {labels.min()}; leave unlabeled images out")
-    found, renumbered = np.unique(labels, return_inverse=True)
-    if names is None:
-        return replace(source, labels=renumbered.astype(np.int64), class_names=tuple(map(str, found)))
-    if names.ndim != 1 or found[-1] >= len(names):
-        raise DataError(f"{path}: labels run from {found[0]} to {found[-1]}, but `class_names` has {names.size} names")
-    empty = sorted(set(range(len(names))) - set(found.tolist()))
-    if empty:
-        raise DataError(f"{path}: class {names[empty[0]]} has no images; add some, or leave it out of `class_names`")
-    return replace(source, labels=labels.astype(np.int64), class_names=tuple(map(str, names)))

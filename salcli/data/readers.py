@@ -10,6 +10,7 @@ import re
 import struct
 import zipfile
 import zlib
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
@@ -247,6 +248,23 @@ def channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:
     return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
 
 
+def numbered_labels(path: Path, source: Source, labels: NDArray[Any], names: NDArray[Any] | None) -> Source:
+    """The source with integers as labels: an index into the names, else the classes are called by their numbers."""
+    if labels.shape != (len(source),) or labels.dtype.kind not in "iu":
+        raise DataError(f"{path}: `labels` must be {len(source)} integers, got {shown(labels)}")
+    if labels.min() < 0:
+        raise DataError(f"{path}: `labels` must not be negative, got {labels.min()}; leave unlabeled samples out")
+    found, renumbered = np.unique(labels, return_inverse=True)
+    if names is None:
+        return replace(source, labels=renumbered.astype(np.int64), class_names=tuple(map(str, found)))
+    if names.ndim != 1 or found[-1] >= len(names):
+        raise DataError(f"{path}: labels run from {found[0]} to {found[-1]}, but `class_names` has {names.size} names")
+    empty = sorted(set(range(len(names))) - set(found.tolist()))
+    if empty:
+        raise DataError(f"{path}: class {names[empty[0]]} has no samples; add some, or leave it out of `class_names`")
+    return replace(source, labels=labels.astype(np.int64), class_names=tuple(map(str, names)))
+
+
 def shown(array: NDArray[Any]) -> str:
     """Shape and dtype, for messages: 2 × 4 × 4 of float64."""
     return f"{' × '.join(map(str, array.shape)) or 'one'} of {array.dtype}"
@@ -368,7 +386,7 @@ def gaussians_2d() -> Samples:
     n_dealt = N_TRAINING + N_CALIBRATION + N_WILD
     classes = [_gaussian(rng, mean, VARIANCE, n_dealt + N_TEST) for mean in MEANS]
     return Samples(
-        _as_images(np.concatenate(classes)),
+        np.concatenate(classes).astype(np.float32),
         np.repeat(np.arange(len(MEANS)), n_dealt + N_TEST),
         ("left", "right", "top"),
         np.tile(np.arange(n_dealt + N_TEST) >= n_dealt, len(MEANS)),
@@ -398,8 +416,5 @@ def _farthest(points: Points) -> Points:
 
 
 def _outliers(wild_and_test: list[Points]) -> Samples:
-    return Samples(_as_images(np.concatenate(wild_and_test)), is_test=np.arange(2 * N_OUTLIERS) >= N_OUTLIERS)
-
-
-def _as_images(points: Points) -> NDArray[np.float32]:
-    return points.astype(np.float32)[:, :, None, None]
+    points = np.concatenate(wild_and_test).astype(np.float32)
+    return Samples(points, is_test=np.arange(2 * N_OUTLIERS) >= N_OUTLIERS)

@@ -1,24 +1,28 @@
 """Sets of samples: as found on disk (`Source`), and prepared for the pipeline (`Samples`)."""
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from salcli.errors import DataError, printable
+
 Fit = Literal["resize", "crop"]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A prepared set: n uint8 images with C channels, or n float32 points in the plane as "images" of 2 × 1 × 1.
+    """A prepared set: n uint8 images with C channels, or n float32 vectors.
 
     OOD sets need no labels. `is_test` marks the samples that were published for testing; the others may go to training
     or to the wild data. Where it is None, samples are split at random. `array` may be a read-only map of a file.
     """
 
-    array: NDArray[Any]  # n, C, H, W
+    array: NDArray[Any]  # n, C, H, W or n, D
     labels: NDArray[np.int64] | None = None  # n
     class_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # n
@@ -26,24 +30,39 @@ class Samples:
     def __len__(self) -> int:
         return len(self.array)
 
+    @property
+    def is_vectors(self) -> bool:
+        return self.array.ndim == 2
+
 
 @dataclass(frozen=True)
 class Source:
-    """A set as it is on disk: image files that are not decoded yet, or an array whose images may have any size.
+    """A set as it is on disk: image files that are not decoded yet, an array of images of any size, or vectors.
 
     Either `files` or `array` is given. `fit` says how images of another size are brought to the requested one: `resize`
     the shorter side, then crop; or only `crop`, for sets that were published as larger crops.
     """
 
     files: tuple[Path, ...] = ()
-    array: NDArray[Any] | None = None  # n, C, H, W
+    array: NDArray[Any] | None = None  # n, C, H, W of uint8, or n, D of float32
     labels: NDArray[np.int64] | None = None  # n
     class_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # n
     fit: Fit = "resize"
+    row_ids: tuple[str, ...] = ()  # n, or none
+    shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that people want to see, n cells each
 
     def __len__(self) -> int:
         return len(self.files) if self.array is None else len(self.array)
+
+    @property
+    def is_vectors(self) -> bool:
+        return self.array is not None and self.array.ndim == 2
+
+    @property
+    def kind(self) -> str:
+        """What the samples are called in messages."""
+        return "vectors" if self.is_vectors else "images"
 
     @classmethod
     def of(cls, samples: Samples) -> Self:
@@ -51,12 +70,18 @@ class Source:
 
     def take(self, index: NDArray[np.int64]) -> Self:
         """Some of the samples, in the given order."""
+
+        def some(cells: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(cells[i] for i in index) if cells else ()
+
         return replace(
             self,
-            files=tuple(self.files[i] for i in index) if self.array is None else (),
+            files=some(self.files),
             array=None if self.array is None else self.array[index],
             labels=None if self.labels is None else self.labels[index],
             is_test=None if self.is_test is None else self.is_test[index],
+            row_ids=some(self.row_ids),
+            shown={name: some(cells) for name, cells in self.shown.items()},
         )
 
     def unlabeled(self) -> Self:
@@ -66,13 +91,111 @@ class Source:
 
 def joined(training: Source, test: Source) -> Source:
     """The two parts of an official split as one set, test samples last. Both are files, or both are arrays."""
-    labels = array = None
-    if training.labels is not None and test.labels is not None:
-        labels = np.concatenate([training.labels, test.labels])
-    if training.array is not None and test.array is not None:
-        array = np.concatenate([training.array, test.array])
     is_test = np.repeat([False, True], [len(training), len(test)])
-    return replace(training, files=training.files + test.files, array=array, labels=labels, is_test=is_test)
+    return replace(_end_to_end([training, test]), is_test=is_test)
+
+
+def concatenated(name: str, sources: Sequence[Source], paths: Sequence[Path]) -> Source:
+    """One set from several paths: their classes are united, and row ids must differ.
+
+    Rows without an id in a set where others have one are named after their file and number.
+    """
+    if len(sources) == 1:
+        return sources[0]
+    first = sources[0]
+    for other, path in zip(sources[1:], paths[1:], strict=True):
+        reason = _differs(first, other)
+        if reason:
+            raise DataError(f"{name}: {paths[0]} and {path} cannot be one set: {reason}")
+    names = class_order({class_name for source in sources for class_name in source.class_names})
+    number = {class_name: k for k, class_name in enumerate(names)}
+    parts = []
+    for source, path in zip(sources, paths, strict=True):
+        labels = source.labels
+        if labels is not None:
+            labels = np.array([number[class_name] for class_name in source.class_names], np.int64)[labels]
+        ids = source.row_ids
+        if not ids and any(other.row_ids for other in sources):
+            ids = tuple(f"{path.name}:{row}" for row in range(len(source)))
+        parts.append(replace(source, labels=labels, class_names=names, row_ids=ids))
+    whole = _end_to_end(parts)
+    check_unique(name, whole.row_ids)
+    return whole
+
+
+def _differs(one: Source, other: Source) -> str:
+    """Why two sources cannot be parts of one set; empty if they can."""
+    if one.is_vectors != other.is_vectors:
+        return f"one holds {one.kind}, the other {other.kind}"
+    if (one.array is None) != (other.array is None):
+        return "one holds image files, the other an array; give one kind of them"
+    if one.array is not None and other.array is not None and one.array.shape[1:] != other.array.shape[1:]:
+        sizes = [" × ".join(map(str, array.shape[1:])) for array in (one.array, other.array)]
+        what = "vectors of {} and {} dimensions" if one.is_vectors else "images of {} and {} (channels, height, width)"
+        return f"they hold {what.format(*sizes)}"
+    if (one.labels is None) != (other.labels is None):
+        return "only one of them has labels"
+    if one.labels is not None and _are_numbers(one.class_names) != _are_numbers(other.class_names):
+        return "labels are numbers in one and text in the other"
+    if (one.is_test is None) != (other.is_test is None):
+        return "only one of them says which samples are for testing; mark them in both, or in neither"
+    if one.shown.keys() != other.shown.keys():
+        return "they have different columns to show"
+    return ""
+
+
+def _end_to_end(parts: Sequence[Source]) -> Source:
+    def chained(arrays: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+        given = [array for array in arrays if array is not None]
+        return np.concatenate(given) if len(given) == len(arrays) else None
+
+    return replace(
+        parts[0],
+        files=tuple(path for part in parts for path in part.files),
+        array=chained([part.array for part in parts]),
+        labels=chained([part.labels for part in parts]),
+        is_test=chained([part.is_test for part in parts]),
+        row_ids=tuple(row_id for part in parts for row_id in part.row_ids),
+        shown={name: tuple(cell for part in parts for cell in part.shown[name]) for name in parts[0].shown},
+    )
+
+
+def class_order(names: set[str]) -> tuple[str, ...]:
+    """Alphabetical; numbers by value, so that they can be the class numbers of a trained network."""
+    if _are_numbers(names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def _are_numbers(names: set[str] | tuple[str, ...]) -> bool:
+    return all(name.isdecimal() for name in names)
+
+
+def check_unique(where: str | Path, row_ids: Sequence[str]) -> None:
+    """Row ids must tell rows apart."""
+    repeated = [row_id for row_id, count in Counter(row_ids).items() if count > 1]
+    if repeated:
+        raise DataError(
+            f"{where}: {len(repeated):,} row ids occur more than once ({some_of(repeated)}); "
+            "make them unique, or name another column with data.columns.id"
+        )
+
+
+def check_same_shape(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """All sets of a project, by name, must have samples of one shape: (C, H, W) or (D,)."""
+    if len(set(shapes.values())) <= 1:
+        return
+    described = [
+        f"{name} has vectors of {shape[0]:,} dimensions" if len(shape) == 1
+        else f"{name} has images of {' × '.join(map(str, shape))} (channels, height, width)"
+        for name, shape in shapes.items()
+    ]  # fmt: skip
+    raise DataError(f"the sets of a project must agree, but {', '.join(described)}; make all of them in the same way")
+
+
+def some_of(names: Sequence[object], most: int = 3) -> str:
+    """The first names of a list, for messages: a, b, c, …"""
+    return ", ".join(printable(str(name)) for name in names[:most]) + (", …" if len(names) > most else "")
 
 
 def file_size(path: Path) -> int:

@@ -51,14 +51,14 @@ def split_id(
 ) -> IdSplit:
     """Split the samples of every class into four parts, by the given shares. A part with a share of 0 stays empty.
 
-    Where the test share is `official`, the published test images are the test part, and the rest is
-    split into the other three parts. With a number, it does not matter what an image was published for.
+    Where the test share is `official`, the published test samples are the test part, and the rest is
+    split into the other three parts. With a number, it does not matter what a sample was published for.
     """
     if shares["test"] != OFFICIAL:
         names, test, pool = ALL_PARTS, [], np.arange(len(labels))
     elif is_test is None or not is_test.any() or is_test.all():
         raise DataError(
-            "the ID set has no official split into training and test images; "
+            "the ID set has no official split into training and test samples; "
             "give data.id_shares.test a number, such as 0.2, and let all four shares add up to 1"
         )
     else:
@@ -82,8 +82,8 @@ def _split_classes(
         if empty:
             name = class_names[k] if class_names else k
             raise DataError(
-                f"class {name} has {len(own)} images, too few to give some to {', '.join(empty)}; "
-                "raise its share in data.id_shares or add images"
+                f"class {name} has {len(own)} samples, too few to give some to {', '.join(empty)}; "
+                "raise its share in data.id_shares or add samples"
             )
     return [np.sort(np.concatenate(part)) for part in parts]
 
@@ -92,7 +92,7 @@ def split_ood(n: int, is_test: NDArray[np.bool_] | None, wild_share: float, seed
     """By what the set itself keeps for tests, else at random."""
     if is_test is not None and (is_test.all() or not is_test.any()):
         raise DataError(
-            f"of {n} OOD images, {'all' if is_test.all() else 'none'} are for testing; "
+            f"of {n} OOD samples, {'all' if is_test.all() else 'none'} are for testing; "
             "give some to each side, or leave the official split out"
         )
     if is_test is not None:
@@ -100,7 +100,7 @@ def split_ood(n: int, is_test: NDArray[np.bool_] | None, wild_share: float, seed
     order = generator(seed, "split-ood").permutation(n)
     n_wild = round(wild_share * n)
     if not 0 < n_wild < n:
-        raise DataError(f"{n} OOD images cannot be split into wild and test with data.ood_wild_share {wild_share:g}")
+        raise DataError(f"{n} OOD samples cannot be split into wild and test with data.ood_wild_share {wild_share:g}")
     return OodSplit(np.sort(order[:n_wild]), np.sort(order[n_wild:]))
 
 
@@ -112,7 +112,7 @@ def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -
     low, high = 1 / (len(id_pool) + 1), len(ood_pool) / (len(ood_pool) + 1)  # one sample of either kind
     if not (low <= pi <= high or pi == 1):
         raise DataError(
-            f"data.pi {pi:g}: {len(id_pool)} ID and {len(ood_pool)} OOD images cannot be mixed in that ratio; "
+            f"data.pi {pi:g}: {len(id_pool)} ID and {len(ood_pool)} OOD samples cannot be mixed in that ratio; "
             f"choose a value from {np.ceil(low * 1e4) / 1e4:g} to {np.floor(high * 1e4) / 1e4:g}, or 1"
         )
     n_wild = largest_mixture(len(id_pool), len(ood_pool), pi)
@@ -129,7 +129,7 @@ def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -
 def wild_as_it_is(pool: Index, n_id: int) -> WildMixture:
     """Wild data that come as they are, in their own order: nothing is mixed in, and the truth is not known."""
     if len(pool) == 0:
-        raise DataError("all wild images are ID images, too, so there is nothing to find; add other wild images")
+        raise DataError("all wild samples are ID samples, too, so there is nothing to find; add other wild samples")
     return WildMixture(n_id + pool, None)
 
 

@@ -1,16 +1,18 @@
-"""The detector: a scorer and its scores of held-out ID data, in one safetensors file without code.
+"""The detector: networks and their scores of held-out ID data, in one safetensors file without code.
 
 From Python:
 
     detector = Detector.load("detector.safetensors")
     found = detector(["a.png", "b.png"])
     print(found.is_ood, found.p_values)
+
+A detector takes images or vectors, as its training data were. One with a frozen backbone takes images, and embeds them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 
-from salcli.detector.images import ImageFormat, Images, as_array, as_paths, one_ahead, read_files
+from salcli.data.decoding import one_ahead
+from salcli.data.samples import some_of
+from salcli.data.vectors import ANY, Columns
+from salcli.detector.images import ImageFormat, as_paths
+from salcli.detector.vectors import VectorFormat
 from salcli.engine.device import resolve_device
 from salcli.errors import (
     BadArtifactError,
@@ -33,9 +40,10 @@ from salcli.errors import (
     UsageMistakeError,
     printable,
 )
-from salcli.models.backbones import is_hooked
+from salcli.models.backbones import is_hooked, takes_vectors, wide_resnet_size
 from salcli.models.custom import ImportRefusedError, check_may_import
 from salcli.models.network import NetworkSpec, OodClassifier
+from salcli.models.pretrained import Embedder, EmbedderSpec, restore_embedder
 from salcli.sal.metrics import ID_QUANTILE, is_below, p_values, threshold_that_keeps
 from salcli.store.files import DAMAGED, Found, Header, read_header, read_tensors, write_tensors
 
@@ -44,55 +52,77 @@ if TYPE_CHECKING:
 
 KIND = "detector"
 MADE_BY = "salcli detector"
-NETWORK = "network."  # prefix of the names of the weights
+NETWORK, EMBEDDER = "network.", "embedder."  # prefixes of the names of the weights
+BACKBONES = (EMBEDDER, f"{NETWORK}backbone.")  # what float16 is for
 CALIBRATION = "calibration_scores"
 BATCH_SIZE = 256
+EMBEDDED_AT_ONCE = 8  # on a CPU: activations of more large images do not fit in its caches
+ROUNDING = 1e-3  # largest relative error of a tensor that is stored in float16
+
+Picture = str | os.PathLike[str] | Image.Image
+Given = Picture | Sequence[Picture] | np.ndarray[Any, Any] | Tensor
 
 
 class Scores(NamedTuple):
-    """What the scorer says about some images."""
+    """What the networks say about some samples."""
 
     label: NDArray[np.int64]  # n, the predicted class
     probability: NDArray[np.float32]  # n, of that class
     score: NDArray[np.float32]  # n, the OOD score, higher = more ID-like
 
 
-def score_images(scorer: OodClassifier, images: Tensor, batch_size: int = BATCH_SIZE) -> Scores:
-    """Score images (n, C, H, W), batch by batch, on the scorer's device.
+def score_samples(
+    scorer: OodClassifier, samples: Tensor, batch_size: int = BATCH_SIZE, embedder: Embedder | None = None
+) -> Scores:
+    """Score images (n, C, H, W) or vectors (n, D), batch by batch, on the scorer's device.
 
     Calibration and prediction share this code and float32, so that their scores can be compared on every machine.
     """
     device = scorer.mean.device
     parts = [(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32))]
-    for batch in images.split(batch_size) if len(images) else ():  # type: ignore[no-untyped-call]
+    for batch in samples.split(batch_size) if len(samples) else ():  # type: ignore[no-untyped-call]
         try:
             with torch.inference_mode():
-                logits, score = scorer(batch.to(device))
+                given = batch.to(device)
+                if embedder is not None:
+                    at_once = EMBEDDED_AT_ONCE if device.type == "cpu" else batch_size
+                    given = torch.cat([embedder(some) for some in given.split(at_once)])
+                logits, score = scorer(given)
                 probability, label = logits.softmax(1).max(1)
                 parts.append((label.cpu().numpy(), probability.cpu().numpy(), score.cpu().numpy()))
         except torch.OutOfMemoryError:
             raise DeviceError(
-                f"{len(batch)} images at a time do not fit in the memory of {device}; use a smaller batch size"
+                f"{len(batch)} samples at a time do not fit in the memory of {device}; use a smaller batch size"
             ) from None
     return Scores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
+def round_to_float16(network: nn.Module) -> None:
+    """Round the weights to what float16 can hold, where that changes little. Biases and batch norms stay exact."""
+    for tensor in network.state_dict().values():
+        if tensor.ndim >= 2 and tensor.is_floating_point():
+            rounded = tensor.half().to(tensor.dtype)
+            if float((rounded - tensor).norm()) <= ROUNDING * float(tensor.norm()):  # not if one becomes infinite
+                tensor.copy_(rounded)
+
+
 @dataclass(frozen=True)
 class Predictions:
-    """One entry for each image, in the order in which they were given."""
+    """One entry for each image or vector, in the order in which they were given."""
 
     classes: tuple[str, ...]  # names of the predicted classes
     probabilities: NDArray[np.float32]  # n, of the predicted class
     scores: NDArray[np.float32]  # n, higher = more ID-like
     is_ood: NDArray[np.bool_]  # n, whether the score is below the detector's threshold
     p_values: NDArray[np.float64]  # n, against the calibration scores
-    names: tuple[str, ...] = ()  # of the files, where images came from files
+    names: tuple[str, ...] = ()  # paths of images, ids of vectors, where they came from files
+    name_column: str = "path"
 
     def __len__(self) -> int:
         return len(self.classes)
 
     def to_frame(self) -> pd.DataFrame:
-        """A pandas table with one row for each image."""
+        """A pandas table with one row for each of them."""
         import pandas as pd  # 0.35 s that `salcli predict` does without
 
         columns = {
@@ -102,29 +132,31 @@ class Predictions:
             "is_ood": self.is_ood,
             "p_value": self.p_values,
         }
-        return pd.DataFrame({"path": list(self.names), **columns} if self.names else columns)
+        return pd.DataFrame({self.name_column: list(self.names), **columns} if self.names else columns)
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """Some consecutive files and their predictions."""
+    """Some consecutive images or vectors and their predictions."""
 
-    files: tuple[Path, ...]
-    predictions: Predictions  # of the files that could be read, in their order
-    failed: dict[int, str]  # index in `files` → why it could not be read
+    names: tuple[str, ...]  # paths of images, ids of vectors
+    predictions: Predictions  # of those that could be read, in their order
+    failed: dict[int, str]  # index in `names` → why it could not be read
 
 
 class Detector:
-    """Tells ID images from OOD images: `detector = Detector.load("detector.safetensors"); detector(images)`."""
+    """Tells ID from OOD samples: `detector = Detector.load("detector.safetensors"); detector(samples)`."""
 
     def __init__(
         self,
-        scorer: OodClassifier,  # images (n, C, H, W) → class logits (n, K), OOD score (n)
-        image_format: ImageFormat,
+        scorer: OodClassifier,  # images, vectors, or what the embedder makes of images → class logits, OOD score
+        takes: ImageFormat | VectorFormat,
         class_names: tuple[str, ...],
         calibration: NDArray[np.float32],  # sorted OOD scores of held-out ID data
         provenance: Mapping[str, Any],
         *,
+        embedder: Embedder | None = None,  # the frozen backbone
+        float16: bool = False,  # round the weights of backbones, and store them in half the bytes
         id_quantile: float = ID_QUANTILE,
         device: str = "auto",
         batch_size: int = BATCH_SIZE,
@@ -137,10 +169,15 @@ class Detector:
         if batch_size < 1:
             raise UsageMistakeError(f"the batch size must be at least 1, got {batch_size}")
         self.scorer = scorer.to(_device(device)).eval()
-        self.image_format, self.class_names = image_format, class_names
-        self.calibration, self.provenance = calibration, provenance
+        self.embedder = None if embedder is None else embedder.to(_device(device))
+        self.takes, self.class_names = takes, class_names
+        self.calibration, self.provenance, self.float16 = calibration, provenance, float16
         self.id_quantile, self.batch_size = id_quantile, batch_size
         self.threshold = threshold_that_keeps(calibration, id_quantile)
+        if float16:
+            round_to_float16(self.scorer.backbone)
+            if self.embedder is not None:
+                round_to_float16(self.embedder)
 
     @classmethod
     def load(
@@ -152,7 +189,7 @@ class Detector:
         batch_size: int = BATCH_SIZE,
         allow_import: bool = False,
     ) -> Self:
-        """Read a file that `salcli detector` made. No code from the file is run.
+        """Read a file that `salcli detector` made. No code from the file is run, and nothing is downloaded.
 
         `id_quantile`: the share of ID calibration data that `is_ood` keeps. `allow_import`: import the module that the
         file names, if its network is a custom one.
@@ -163,54 +200,74 @@ class Detector:
         except FileNotFoundError:
             raise MissingArtifactError(f"{found.path} is not there; make a detector with: {MADE_BY}") from None
         header = read_header(found, KIND)
+        backbones = backbones_of(header)
+        for backbone in backbones:
+            check_may_import(backbone, str(found.path), allowed=allow_import)
         try:
-            check_may_import(str(header.spec["backbone"]), str(found.path), allowed=allow_import)
-            content = _assemble(NetworkSpec.from_json(header.spec), header.about, read_tensors(found))
+            content, options = _assemble(header, read_tensors(found), str(found.path), allow_import=allow_import)
         except ImportRefusedError:
             raise
         except (ModelError, UnknownNameError, *DAMAGED) as error:
-            if isinstance(error, ModelError) and is_hooked(str(header.spec.get("backbone"))):
+            if isinstance(error, ModelError) and any(map(is_hooked, backbones)):
                 raise  # the custom code is missing or has changed; the file is fine
             raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.fix}") from None
-        return cls(*content, id_quantile=id_quantile, device=device, batch_size=batch_size)
+        return cls(*content, **options, id_quantile=id_quantile, device=device, batch_size=batch_size)
 
     def save(self, path: Path) -> None:
         """Write the file. The same detector gives the same bytes."""
         about = {
-            "images": asdict(self.image_format),
+            self.takes.kind: asdict(self.takes),
             "class_names": self.class_names,
             "id_quantile": ID_QUANTILE,  # this and the threshold are for people and other programs; `load` ignores them
             "threshold": threshold_that_keeps(self.calibration, ID_QUANTILE),
+            "float16": self.float16,
             "provenance": dict(self.provenance),
         }
         tensors = {NETWORK + name: tensor for name, tensor in self.scorer.state_dict().items()}
+        if self.embedder is not None:
+            about["embedder"] = asdict(self.embedder.spec)
+            tensors |= {EMBEDDER + name: tensor for name, tensor in self.embedder.state_dict().items()}
+        if self.float16:
+            tensors = {
+                name: _halved(tensor) if name.startswith(BACKBONES) else tensor for name, tensor in tensors.items()
+            }
         tensors[CALIBRATION] = torch.from_numpy(self.calibration)
         write_tensors(path, Header(KIND, about, asdict(self.scorer.spec)), tensors)
 
-    def __call__(self, images: Images) -> Predictions:
-        """Predict paths, PIL images, or an array or tensor (n, C, H, W) of uint8; several or one. A bad file raises."""
-        files = as_paths(images)
+    def __call__(self, samples: Given, columns: Columns = ANY) -> Predictions:
+        """Predict paths, PIL images, or one array or tensor of images (n, C, H, W) in uint8; several or one.
+
+        A detector of vectors takes an array or tensor (n, D), or paths of .npz, .npy and .parquet files, of which
+        `columns` are read. What cannot be read raises.
+        """
+        files = as_paths(samples)
         if files is None:
-            array = as_array(images, self.image_format)
-            return self._judge(score_images(self.scorer, torch.from_numpy(array), self.batch_size))
-        parts = list(self.scan(files))
-        for part in parts:
-            for i, reason in part.failed.items():
-                raise DataError(f"{printable(part.files[i])} cannot be decoded: {reason}; leave it out")
+            return self._judge(self._score(self.takes.as_array(samples)))
+        parts = list(self.scan(files, columns))
+        failed = {part.names[i]: reason for part in parts for i, reason in part.failed.items()}
+        for name, reason in failed.items():
+            if self.takes.kind == "images":
+                raise DataError(f"{printable(name)} cannot be decoded: {reason}; leave it out")
+            n = sum(len(part.names) for part in parts)
+            rows = some_of([*failed])
+            raise DataError(f"{len(failed):,} of {n:,} vectors cannot be used (rows {rows}): {reason}; leave them out")
         return _joined([part.predictions for part in parts])
 
-    def scan(self, files: Sequence[str | os.PathLike[str]]) -> Generator[Scanned]:
-        """Predict files in their order, part by part; files that cannot be read are reported, not raised.
+    def scan(self, files: Sequence[str | os.PathLike[str]], columns: Columns = ANY) -> Generator[Scanned]:
+        """Predict files in their order, part by part; what cannot be read is reported, not raised.
 
-        Threads decode the next files while the network computes. Memory does not grow with the number of files.
+        The next samples are read while the networks compute. Memory does not grow with their number, except for .npz.
         """
-        self.image_format.check_takes_pictures()
         paths = tuple(file if isinstance(file, Path) else Path(file) for file in files)
-        with closing(one_ahead(read_files(paths, self.image_format, self.batch_size))) as parts:
+        for path in paths:
+            self.takes.check_file(path)
+        with closing(one_ahead(self.takes.read(paths, self.batch_size, columns))) as parts:
             for part in parts:
-                found = score_images(self.scorer, torch.from_numpy(part.images), self.batch_size)
-                names = tuple(str(file) for i, file in enumerate(part.files) if i not in part.failed)
-                yield Scanned(part.files, self._judge(found, names), part.failed)
+                names = tuple(name for i, name in enumerate(part.names) if i not in part.failed)
+                yield Scanned(part.names, self._judge(self._score(part.array), names), part.failed)
+
+    def _score(self, array: NDArray[Any]) -> Scores:
+        return score_samples(self.scorer, torch.from_numpy(array), self.batch_size, self.embedder)
 
     def _judge(self, found: Scores, names: tuple[str, ...] = ()) -> Predictions:
         return Predictions(
@@ -220,28 +277,94 @@ class Detector:
             is_ood=is_below(found.score, self.threshold),
             p_values=p_values(self.calibration, found.score),
             names=names,
+            name_column=self.takes.name_column,
         )
 
 
+def backbones_of(header: Header) -> list[str]:
+    """The networks that a detector's file names, the frozen one last."""
+    embedder = header.about.get("embedder")
+    frozen = [embedder.get("backbone")] if isinstance(embedder, dict) else []
+    return [str(name) for name in (header.spec.get("backbone"), *frozen)]
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    """In float16, where that is exact: what `round_to_float16` has rounded."""
+    half = tensor.half()
+    return half if tensor.ndim >= 2 and torch.equal(half.to(tensor.dtype), tensor) else tensor
+
+
+Content = tuple[OodClassifier, ImageFormat | VectorFormat, tuple[str, ...], NDArray[np.float32], Mapping[str, Any]]
+
+
 def _assemble(
-    spec: NetworkSpec, about: Mapping[str, Any], tensors: dict[str, Tensor]
-) -> tuple[OodClassifier, ImageFormat, tuple[str, ...], NDArray[np.float32], Mapping[str, Any]]:
-    """The first arguments of Detector, from the content of its file. A ValueError says what is wrong."""
-    calibration = tensors.pop(CALIBRATION).numpy()
-    network = OodClassifier(spec)
-    network.load_state_dict({name.removeprefix(NETWORK): tensor for name, tensor in tensors.items()})
-    images = ImageFormat(**about["images"])
+    header: Header, tensors: dict[str, Tensor], where: str, *, allow_import: bool
+) -> tuple[Content, dict[str, Any]]:
+    """The arguments of Detector, from the content of its file. A ValueError says what is wrong."""
+    spec, about = NetworkSpec.from_json(header.spec), header.about
     names = tuple(str(name) for name in about["class_names"])
     if len(names) != spec.n_classes:
         raise ValueError(f"it has {spec.n_classes} classes, but {len(names)} names for them")
-    if images.channels != len(spec.mean) or images.size < 1:
-        raise ValueError(f"its network does not take images of {images.channels} channels and {images.size} pixels")
-    if images.fit not in ("resize", "crop") or images.dtype not in ("uint8", "float32"):
-        raise ValueError("it converts images in a way that this salcli does not know")
+    calibration = tensors.pop(CALIBRATION).numpy()
     in_order = calibration.ndim == 1 and len(calibration) and (calibration[1:] >= calibration[:-1]).all()
     if not in_order or calibration.dtype.name != "float32":  # NaN is in no order
         raise ValueError("its calibration scores are not in order")
-    return network, images, names, calibration, about["provenance"]
+    parts = {
+        prefix: {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+        for prefix in (NETWORK, EMBEDDER)
+    }
+    embedder, content = None, about.get("embedder")
+    if content is not None:
+        _check_sizes(str(content["backbone"]), lambda: Embedder(EmbedderSpec.from_json(content)), parts[EMBEDDER])
+        embedder = restore_embedder(content, parts[EMBEDDER], where, allow_import=allow_import)
+    _check_sizes(spec.backbone, lambda: OodClassifier(spec), parts[NETWORK])
+    network = OodClassifier(spec)
+    network.load_state_dict(parts[NETWORK])
+    takes = _takes(spec, about, embedder)
+    return (network, takes, names, calibration, about["provenance"]), {
+        "embedder": embedder,
+        "float16": bool(about.get("float16")),
+    }
+
+
+def _takes(spec: NetworkSpec, about: Mapping[str, Any], embedder: Embedder | None) -> ImageFormat | VectorFormat:
+    """What the file says of its samples, if its networks take such samples."""
+    is_of_vectors = takes_vectors(spec.backbone)
+    if is_of_vectors and embedder is None:
+        stored = about["vectors"]
+        named: dict[str, Any] = {
+            key: tuple(one) if isinstance(one, list) else one for key, one in stored["columns"].items()
+        }
+        if stored["dimensions"] != len(spec.mean):
+            raise ValueError(f"its network takes vectors of {len(spec.mean)} dimensions, not {stored['dimensions']}")
+        return VectorFormat(stored["dimensions"], Columns(**named))
+    images = ImageFormat(**{name: value for name, value in about["images"].items() if name != "dtype"})
+    if images.fit not in ("resize", "crop") or images.interpolation not in ("bilinear", "bicubic"):
+        raise ValueError("it converts images in a way that this salcli does not know")
+    does_not = f"take images of {images.channels} channels and {images.size} pixels"
+    if embedder is None:
+        if is_of_vectors or images.channels != len(spec.mean) or images.size < 1:
+            raise ValueError(f"its network does not {does_not}")
+        return images
+    wanted = embedder.spec.preprocessing
+    if not is_of_vectors or len(spec.mean) != embedder.n_features:
+        raise ValueError(f"its network does not take the {embedder.n_features} features of its frozen backbone")
+    if images.channels not in (1, wanted.channels) or images.size != wanted.resize:
+        raise ValueError(f"its frozen backbone does not {does_not}")
+    return images
+
+
+def _check_sizes(backbone: str, build: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    """Compare names and shapes before any memory is used for weights: a file may declare what it does not hold."""
+    size = wide_resnet_size(backbone)
+    if is_hooked(backbone):
+        return  # custom code need not be able to run without memory
+    if size is None or size[0] <= len(tensors):
+        with torch.device("meta"):
+            wanted = {name: tensor.shape for name, tensor in build().state_dict().items()}
+        if wanted == {name: tensor.shape for name, tensor in tensors.items()}:
+            return
+    raise ValueError(f"its weights are not those of {backbone}")
 
 
 def _joined(parts: list[Predictions]) -> Predictions:
@@ -252,6 +375,7 @@ def _joined(parts: list[Predictions]) -> Predictions:
         np.concatenate([part.is_ood for part in parts]),
         np.concatenate([part.p_values for part in parts]),
         tuple(name for part in parts for name in part.names),
+        parts[0].name_column,
     )
 
 

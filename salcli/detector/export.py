@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from salcli.detector.detector import Detector
 from salcli.detector.images import ImageFormat
+from salcli.detector.vectors import VectorFormat
 from salcli.errors import ModelError, StorageError, UsageMistakeError
 from salcli.store.files import atomic_path
 
-INPUT = "images"
 OUTPUTS = ("logits", "score", "is_ood", "p_value")
 TOLERANCE = 1e-4  # of logits and scores; relative where they are larger than 1
 BATCH_SIZES = (1, 2, 7, 16)
@@ -37,7 +37,10 @@ class Exported:
 
 
 class DetectorGraph(nn.Module):
-    """Images (n, C, H, W) to the OUTPUTS: class logits, OOD score, decision, p-value. Normalisation is inside."""
+    """Images or vectors to the OUTPUTS: class logits, OOD score, decision, p-value.
+
+    Normalisation is inside, and so is the frozen backbone with its crop.
+    """
 
     calibration: Tensor
     threshold: Tensor
@@ -46,12 +49,18 @@ class DetectorGraph(nn.Module):
         super().__init__()
         # a copy, with weights in the memory order of an export, not in the one that makes convolutions fast
         self.scorer = copy.deepcopy(detector.scorer).cpu().to(memory_format=torch.contiguous_format)
+        self.embedder = copy.deepcopy(detector.embedder)
+        if self.embedder is not None:
+            self.embedder.cpu().to(memory_format=torch.contiguous_format)
+            self.embedder.memory_format = self.embedder.backbone.memory_format = torch.contiguous_format
         self.register_buffer("calibration", torch.from_numpy(detector.calibration.copy()))
         self.register_buffer("threshold", torch.tensor(detector.threshold, dtype=torch.float32))
         self.eval()
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        logits, score = self.scorer(images)
+    def forward(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if self.embedder is not None:  # its parts, since exporters cannot trace no_grad
+            samples = self.embedder.backbone(self.embedder.normalised(samples)).float()
+        logits, score = self.scorer(samples)
         n_at_most = (self.calibration <= score[:, None]).sum(1)
         p_value = (1 + n_at_most).to(torch.float32) / (len(self.calibration) + 1)
         return logits, score, ~(score >= self.threshold), p_value
@@ -65,17 +74,18 @@ def export(detector: Detector, path: Path, to: str) -> Exported:
     if path.is_dir():
         raise StorageError(f"{path} is a folder; name a file in it")
     write, load = FORMATS[to]
-    graph, wanted = DetectorGraph(detector), detector.image_format
+    graph, takes = DetectorGraph(detector), detector.takes
     text = json.dumps(description(detector), sort_keys=True)
     with atomic_path(path) as partial, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporters warn about their own internals
         try:
             # another graph than the one to compare with: tracing may change the state of a custom network
-            write(DetectorGraph(detector), random_images(2, wanted, seed=0), text, partial)
+            write(DetectorGraph(detector), random_samples(2, takes, seed=0), takes.kind, text, partial)
         except Exception as error:  # a custom network may fail in any way
-            raise ModelError(f"{graph.scorer.spec.backbone} cannot be exported to {to}: {_reason(error)}") from error
+            backbone = (detector.embedder or detector.scorer).spec.backbone
+            raise ModelError(f"{backbone} cannot be exported to {to}: {_reason(error)}") from error
         try:
-            return _compare(graph, load(partial), wanted, to)
+            return _compare(graph, load(partial), takes, to)
         except ModelError:
             raise
         except Exception as error:  # the other program may support less than the exporter
@@ -86,23 +96,8 @@ def export(detector: Detector, path: Path, to: str) -> Exported:
 
 def description(detector: Detector) -> dict[str, Any]:
     """What a program must know to feed the graph: written into the exported file."""
-    wanted = detector.image_format
-    is_picture = wanted.dtype == "uint8"
-    resize = (
-        "shorter side to `size`, bilinear with antialiasing as Pillow does it, then " if wanted.fit == "resize" else ""
-    )
     return {
-        "input": {
-            "name": INPUT,
-            "axes": "batch, channels, height, width",
-            "channels": {1: "gray", 3: "RGB"}.get(wanted.channels, "coordinates"),
-            "size": wanted.size,
-            "dtype": wanted.dtype,
-            "range": [0, 255] if is_picture else None,
-            "fit": f"{resize}the square in the middle" if is_picture else None,
-            "orientation": "upright, as EXIF says; transparent pixels on black" if is_picture else None,
-            "normalisation": "inside the graph",
-        },
+        "input": _described_input(detector),
         "outputs": {
             "logits": "of the classes, before softmax",
             "score": "OOD score, higher = more like ID data",
@@ -117,22 +112,42 @@ def description(detector: Detector) -> dict[str, Any]:
     }
 
 
-def random_images(n: int, wanted: ImageFormat, seed: int) -> Tensor:
+def _described_input(detector: Detector) -> dict[str, Any]:
+    takes = detector.takes
+    if isinstance(takes, VectorFormat):
+        about = {"name": takes.kind, "axes": "batch, dimensions", "dimensions": takes.dimensions, "dtype": takes.dtype}
+        return about | {"normalisation": "inside the graph"}
+    resize = f"shorter side to `size`, {takes.interpolation} with antialiasing as Pillow does it, then "
+    inside = "" if detector.embedder is None else f"crop to {detector.embedder.spec.preprocessing.crop} and "
+    return {
+        "name": takes.kind,
+        "axes": "batch, channels, height, width",
+        "channels": "gray" if takes.channels == 1 else "RGB",
+        "size": takes.size,
+        "dtype": takes.dtype,
+        "range": [0, 255],
+        "fit": f"{resize if takes.fit == 'resize' else ''}the square in the middle",
+        "orientation": "upright, as EXIF says; transparent pixels on black",
+        "normalisation": f"{inside}normalisation inside the graph" if inside else "inside the graph",
+    }
+
+
+def random_samples(n: int, takes: ImageFormat | VectorFormat, seed: int) -> Tensor:
     """A batch of the shape and type that the detector takes."""
-    generator, axes = torch.Generator().manual_seed(seed), (n, wanted.channels, wanted.size, wanted.size)
-    if wanted.dtype == "uint8":
+    generator, axes = torch.Generator().manual_seed(seed), (n, *takes.sample_shape)
+    if takes.kind == "images":
         return torch.randint(0, 256, axes, dtype=torch.uint8, generator=generator)
     return torch.randn(axes, generator=generator)
 
 
-def _compare(graph: DetectorGraph, run: Run, wanted: ImageFormat, to: str) -> Exported:
+def _compare(graph: DetectorGraph, run: Run, takes: ImageFormat | VectorFormat, to: str) -> Exported:
     """Several batch sizes: with one, a graph that is fixed to the size it was traced with would pass."""
     largest = 0.0
     for n in BATCH_SIZES:
-        images = random_images(n, wanted, seed=n)
+        samples = random_samples(n, takes, seed=n)
         with torch.inference_mode():
-            expected = graph(images)
-        logits, score, is_ood, p_value = found = run(images)
+            expected = graph(samples)
+        logits, score, is_ood, p_value = found = run(samples)
         if [one.shape for one in found] != [one.shape for one in expected]:
             raise ModelError(f"the exported graph ({to}) does not take batches of {n}; nothing was written")
         n_at_most = torch.searchsorted(graph.calibration, score, right=True)
@@ -154,13 +169,13 @@ def _reason(error: Exception) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
-def _write_onnx(graph: DetectorGraph, example: Tensor, text: str, path: Path) -> None:
+def _write_onnx(graph: DetectorGraph, example: Tensor, name: str, text: str, path: Path) -> None:
     program = torch.onnx.export(
         graph,
         (example,),
         dynamo=True,
         verbose=False,
-        input_names=[INPUT],
+        input_names=[name],
         output_names=list(OUTPUTS),
         dynamic_shapes=(BATCH,),
     )
@@ -173,10 +188,11 @@ def _load_onnx(path: Path) -> Run:
     import onnxruntime  # an extra
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return lambda images: [torch.from_numpy(one) for one in session.run(list(OUTPUTS), {INPUT: images.numpy()})]
+    name = session.get_inputs()[0].name
+    return lambda samples: [torch.from_numpy(one) for one in session.run(list(OUTPUTS), {name: samples.numpy()})]
 
 
-def _write_torch_export(graph: DetectorGraph, example: Tensor, text: str, path: Path) -> None:
+def _write_torch_export(graph: DetectorGraph, example: Tensor, name: str, text: str, path: Path) -> None:
     program = torch.export.export(graph, (example,), dynamic_shapes=(BATCH,))
     with path.open("wb") as file:  # given a name, it would insist on a suffix
         torch.export.save(program, file, extra_files={METADATA: text})
@@ -186,14 +202,14 @@ def _load_torch_export(path: Path) -> Run:
     with path.open("rb") as file:
         module = torch.export.load(file).module()
 
-    def run(images: Tensor) -> list[Tensor]:
+    def run(samples: Tensor) -> list[Tensor]:
         with torch.inference_mode():
-            return list(module(images))
+            return list(module(samples))
 
     return run
 
 
-FORMATS: dict[str, tuple[Callable[[DetectorGraph, Tensor, str, Path], None], Callable[[Path], Run]]] = {
+FORMATS: dict[str, tuple[Callable[[DetectorGraph, Tensor, str, str, Path], None], Callable[[Path], Run]]] = {
     "onnx": (_write_onnx, _load_onnx),
     "torch-export": (_write_torch_export, _load_torch_export),
 }

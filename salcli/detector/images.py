@@ -1,126 +1,118 @@
 """Images for a detector: files, PIL images, arrays or tensors, brought to the form that its network was trained on."""
 
 import os
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from salcli.data.decoding import BROKEN, Shape, decode, fit_array, fit_picture, plain
+from salcli.data.decoding import BROKEN, Interpolation, Shape, decode, fit_array, fit_picture, plain
+from salcli.data.folders import SUFFIXES
 from salcli.data.samples import Fit, Source
-from salcli.errors import DataError
+from salcli.data.vectors import ANY, ARRAYS, TABLES, Columns
+from salcli.errors import DataError, UsageMistakeError, printable
 from salcli.progress import Silent
 
 # files read at once: enough for all threads, and few enough that even large photographs show progress
 FEWEST_AT_ONCE = 64
 
-Picture = str | os.PathLike[str] | Image.Image
-Images = Picture | Sequence[Picture] | np.ndarray[Any, Any] | torch.Tensor
-T = TypeVar("T")
+
+@dataclass(frozen=True)
+class Decoded:
+    """Some consecutive samples, images or vectors."""
+
+    names: tuple[str, ...]  # paths of files, or ids of rows
+    array: NDArray[Any]  # b, C, H, W or b, D: of those that could be read, in their order
+    failed: dict[int, str]  # index in `names` → why it could not be read
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What images are converted to, as `prepare` did it. Points in the plane are float32, everything else is uint8."""
+    """What images are converted to, as `prepare` did it."""
+
+    kind: ClassVar[str] = "images"
+    name_column: ClassVar[str] = "path"  # of predictions
+    dtype: ClassVar[str] = "uint8"
+    suffixes: ClassVar[tuple[str, ...]] = tuple(sorted(SUFFIXES))
 
     channels: int
     size: int  # height and width
     fit: Fit = "resize"
-    dtype: Literal["uint8", "float32"] = "uint8"
+    interpolation: Interpolation = "bilinear"
 
-    def check_takes_pictures(self) -> None:
-        if self.dtype != "uint8":
-            raise DataError(
-                "this detector takes points in the plane, not pictures: "
-                f"an array of float32, n × {self.channels} × 1 × 1"
-            )
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return self.channels, self.size, self.size
 
-
-@dataclass(frozen=True)
-class Decoded:
-    """Some consecutive files and the images read from them."""
-
-    files: tuple[Path, ...]
-    images: NDArray[Any]  # b, C, H, W, of the files that could be read, in their order
-    failed: dict[int, str]  # index in `files` → why it could not be read
-
-
-def as_paths(images: Images) -> tuple[Path, ...] | None:
-    """The given files, or None where images are given."""
-    several = [images] if isinstance(images, str | os.PathLike) else images
-    if isinstance(several, Sequence) and several and all(isinstance(one, str | os.PathLike) for one in several):
-        return tuple(Path(one) for one in several)  # type: ignore[arg-type]
-    return None
-
-
-def as_array(images: Images, wanted: ImageFormat) -> NDArray[Any]:
-    """Images in memory as one array (n, C, H, W)."""
-    if isinstance(images, torch.Tensor):
-        images = images.detach().cpu().numpy()
-    if isinstance(images, np.ndarray):
-        return _fit_arrays(images, wanted)
-    if isinstance(images, Image.Image):
-        images = [images]
-    if not (isinstance(images, Sequence) and all(isinstance(one, Image.Image) for one in images)):
-        raise DataError("a detector takes paths, PIL images, or one array or tensor of images (n, C, H, W), uint8")
-    wanted.check_takes_pictures()
-    try:
-        return _stack([fit_picture(plain(one), wanted.size, wanted.channels, wanted.fit) for one in images], wanted)  # type: ignore[arg-type]
-    except BROKEN as error:
-        raise DataError(f"an image cannot be decoded: {error}") from None
-
-
-def _fit_arrays(images: NDArray[Any], wanted: ImageFormat) -> NDArray[Any]:
-    if images.ndim == 3:
-        images = images[None]
-    shape = " × ".join(map(str, images.shape))
-    if images.dtype.name != wanted.dtype or images.ndim != 4:
-        raise DataError(
-            f"this detector takes arrays of {wanted.dtype} with the axes n, C, H, W; got {images.dtype.name} of {shape}"
-        )
-    if images.shape[1:] == (wanted.channels, wanted.size, wanted.size):
-        return np.require(images, requirements=["C", "W"])  # copies only what torch would warn about
-    wanted.check_takes_pictures()
-    if images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
-        raise DataError(f"images have 1 or 3 channels, in the second axis (n, C, H, W); got {shape}")
-    return _stack([fit_array(image, wanted.size, wanted.channels, wanted.fit) for image in images], wanted)
-
-
-def _stack(images: list[NDArray[Any]], wanted: ImageFormat) -> NDArray[Any]:
-    return np.stack(images) if images else np.empty((0, wanted.channels, wanted.size, wanted.size), wanted.dtype)
-
-
-def read_files(files: tuple[Path, ...], wanted: ImageFormat, batch_size: int) -> Generator[Decoded]:
-    """All files in their order, read by the code of `prepare`, so that the network sees what it would be trained on."""
-    shape = Shape(wanted.channels, wanted.size)
-    at_once = batch_size * max(1, FEWEST_AT_ONCE // batch_size)
-    for first in range(0, len(files), at_once):
-        some, start = files[first : first + at_once], 0
-        for block in decode(Source(some, fit=wanted.fit), shape, Silent(), skip_bad=True):
-            stop = start + len(block.index) + len(block.bad)
-            unreadable = np.setdiff1d(np.arange(start, stop), block.index) - start
-            failed = {int(i): reason for i, (_, reason) in zip(unreadable, block.bad, strict=True)}
-            yield Decoded(some[start:stop], block.images, failed)
-            start = stop
-
-
-def one_ahead(items: Generator[T]) -> Generator[T]:
-    """The same items in the same order; a thread makes the next one while the caller works on the last one.
-
-    Only one thread runs the generator at a time, and the generator is always closed in the end.
-    """
-    with ThreadPoolExecutor(1, "prefetch") as thread:
+    def as_array(self, samples: Any) -> NDArray[Any]:
+        """Images in memory as one array (n, C, H, W)."""
+        if isinstance(samples, torch.Tensor):
+            samples = samples.detach().cpu().numpy()
+        if isinstance(samples, np.ndarray):
+            return self._of_arrays(samples)
+        if isinstance(samples, Image.Image):
+            samples = [samples]
+        if not (isinstance(samples, Sequence) and all(isinstance(one, Image.Image) for one in samples)):
+            raise DataError("a detector takes paths, PIL images, or one array or tensor of images (n, C, H, W), uint8")
         try:
-            waiting = thread.submit(lambda: list(islice(items, 1)))
-            while found := waiting.result():
-                waiting = thread.submit(lambda: list(islice(items, 1)))
-                yield from found
-        finally:
-            thread.submit(items.close).result()
+            return self._stack(
+                [fit_picture(plain(one), self.size, self.channels, self.fit, self.interpolation) for one in samples]
+            )
+        except BROKEN as error:
+            raise DataError(f"an image cannot be decoded: {error}") from None
+
+    def check_file(self, path: Path) -> None:
+        """Files of vectors would fail later with a less helpful message."""
+        if path.suffix.lower() in (*ARRAYS, *TABLES):
+            raise DataError(f"{printable(path)} is a file of arrays or vectors, but this detector takes image files")
+
+    def fitting(self, files: Iterable[Path]) -> list[Path]:
+        """Files with the suffix of an image."""
+        return [path for path in files if path.suffix.lower() in self.suffixes]
+
+    def read(self, files: tuple[Path, ...], batch_size: int, asked: Columns = ANY) -> Generator[Decoded]:
+        """All files in order, by the code of `prepare`, so that the network sees what it would be trained on."""
+        if asked != ANY:
+            raise UsageMistakeError("--vector and --row-id are for detectors of vectors; this one takes images")
+        shape = Shape(self.channels, self.size, self.interpolation)
+        at_once = batch_size * max(1, FEWEST_AT_ONCE // batch_size)
+        for first in range(0, len(files), at_once):
+            some, start = files[first : first + at_once], 0
+            for block in decode(Source(some, fit=self.fit), shape, Silent(), skip_bad=True):
+                stop = start + len(block.index) + len(block.bad)
+                unreadable = np.setdiff1d(np.arange(start, stop), block.index) - start
+                failed = {int(i): reason for i, (_, reason) in zip(unreadable, block.bad, strict=True)}
+                yield Decoded(tuple(map(str, some[start:stop])), block.images, failed)
+                start = stop
+
+    def _of_arrays(self, images: NDArray[Any]) -> NDArray[Any]:
+        if images.ndim == 3:
+            images = images[None]
+        shape = " × ".join(map(str, images.shape))
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise DataError(
+                f"this detector takes arrays of uint8 with the axes n, C, H, W; got {images.dtype.name} of {shape}"
+            )
+        if images.shape[1:] == self.sample_shape:
+            return np.require(images, requirements=["C", "W"])  # copies only what torch would warn about
+        if images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
+            raise DataError(f"images have 1 or 3 channels, in the second axis (n, C, H, W); got {shape}")
+        return self._stack(
+            [fit_array(image, self.size, self.channels, self.fit, self.interpolation) for image in images]
+        )
+
+    def _stack(self, images: list[NDArray[Any]]) -> NDArray[Any]:
+        return np.stack(images) if images else np.empty((0, *self.sample_shape), np.uint8)
+
+
+def as_paths(samples: Any) -> tuple[Path, ...] | None:
+    """The given files, or None where samples are given."""
+    several = [samples] if isinstance(samples, str | os.PathLike) else samples
+    if isinstance(several, Sequence) and several and all(isinstance(one, str | os.PathLike) for one in several):
+        return tuple(Path(one) for one in several)
+    return None

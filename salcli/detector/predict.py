@@ -1,4 +1,4 @@
-"""`salcli predict`: choose a detector, find images, predict them, write rows. Printing is left to the command."""
+"""`salcli predict`: choose a detector, find samples, predict them, write rows. Printing is left to the command."""
 
 import csv
 import glob
@@ -7,16 +7,20 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.folders import SUFFIXES, image_files
-from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned
+from salcli.data.folders import files_below
+from salcli.data.samples import some_of
+from salcli.data.vectors import ANY, Columns
+from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned, backbones_of
+from salcli.detector.images import ImageFormat
+from salcli.detector.vectors import VectorFormat
 from salcli.errors import DataError, MissingArtifactError, StorageError, UsageMistakeError, as_text, printable
 from salcli.models.backbones import import_path
 from salcli.models.custom import make_importable
@@ -26,36 +30,41 @@ from salcli.sal.metrics import ID_QUANTILE
 from salcli.store.files import Found, atomic_path, read_header
 from salcli.store.layout import DETECTOR, RUNS
 
-COLUMNS = ("path", "class", "probability", "score", "is_ood", "p_value", "error")
+COLUMNS = ("class", "probability", "score", "is_ood", "p_value", "error")  # after the path or the id
 STANDARD_INPUT = "-"
 FORMAT_OF_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 MOST_LISTED = 10
 PARAMS_YAML = Path("params.yaml")
 
+Takes = ImageFormat | VectorFormat
 Write = Callable[[Scanned], None]
 Say = Callable[[str, Literal["note", "warning"]], None]
 
 
 @dataclass
 class Tally:
-    """How many images there were and how many are OOD, at which threshold."""
+    """How many samples there were and how many are OOD, at which threshold."""
 
     threshold: float
     id_quantile: float
-    n_images: int = 0
+    kind: str = "images"
+    n_samples: int = 0
     n_ood: int = 0
     n_unreadable: int = 0
+    unreadable: list[str] = field(default_factory=list)  # the first of them
 
     def add(self, part: Scanned) -> None:
-        self.n_images += len(part.predictions)
+        self.n_samples += len(part.predictions)
         self.n_ood += int(part.predictions.is_ood.sum())
         self.n_unreadable += len(part.failed)
+        self.unreadable += [part.names[i] for i in list(part.failed)[: MOST_LISTED - len(self.unreadable)]]
 
     def __str__(self) -> str:
-        share = f" ({self.n_ood / self.n_images:.1%})" if self.n_images else ""
-        unreadable = f", {self.n_unreadable:,} could not be read" if self.n_unreadable else ""
+        share = f" ({self.n_ood / self.n_samples:.1%})" if self.n_samples else ""
+        verb = "read" if self.kind == "images" else "used"
+        unreadable = f", {self.n_unreadable:,} could not be {verb}" if self.n_unreadable else ""
         return (
-            f"{self.n_images:,} images, {self.n_ood:,} OOD{share}{unreadable}; "
+            f"{self.n_samples:,} {self.kind}, {self.n_ood:,} OOD{share}{unreadable}; "
             f"OOD: scores below {self.threshold:.4g}, which keeps {self.id_quantile:.4g} of ID data"
         )
 
@@ -68,6 +77,7 @@ def predict(
     output_format: str = "csv",
     table: Write | None = None,
     null: bool = False,
+    columns: Columns = ANY,
     id_quantile: float = ID_QUANTILE,
     batch_size: int = BATCH_SIZE,
     device: str = "auto",
@@ -75,7 +85,7 @@ def predict(
     say: Say = lambda line, kind: None,
     progress: Progress | None = None,
 ) -> Tally:
-    """Predict files, folders, patterns, or "-" for a list on standard input, and write one row for each file.
+    """Predict files, folders, patterns, or "-" for a list on standard input; write a row for each image or vector.
 
     Rows go to `out`, or to standard output as they come, as `output_format` says (see `choose_format`); rows of a
     table go to `table` instead. `say` receives the lines for people, except for the returned tally.
@@ -83,27 +93,36 @@ def predict(
     if out and out.is_dir():  # otherwise this would only show after all the work
         raise StorageError(f"{out} is a folder; name a file in it")
     path, note = choose_detector(detector, Path())
-    listed = split_list(sys.stdin.buffer.read(), null=null) if STANDARD_INPUT in paths else []
-    files = find_images(paths, listed)
-    if note:
-        say(note, "note")
     loaded = load_detector(
         path, id_quantile=id_quantile, batch_size=batch_size, device=device, allow_import=allow_import
     )
-    tally = Tally(loaded.threshold, loaded.id_quantile)
+    takes = loaded.takes
+    listed = split_list(sys.stdin.buffer.read(), null=null) if STANDARD_INPUT in paths else []
+    files = find_files(takes, paths, listed)
+    if note:
+        say(note, "note")
+    tally = Tally(loaded.threshold, loaded.id_quantile, takes.kind)
+    n_known = len(files) if takes.kind == "images" else 0
     with (
-        _opened(out, output_format, table) as write,
-        (progress or Silent()).task("predict", len(files), "images") as task,
-        closing(loaded.scan(files)) as parts,
+        _opened(out, output_format, table, takes.name_column) as write,
+        (progress or Silent()).task("predict", n_known, takes.kind) as task,
+        closing(loaded.scan(files, columns)) as parts,
     ):
         for part in parts:
-            for i, reason in part.failed.items():
-                say(f"cannot be read: {printable(part.files[i])}: {reason}", "warning")
+            reason = next(iter(part.failed.values()), "")
+            if takes.kind == "images":
+                for i, why in part.failed.items():
+                    say(f"cannot be read: {printable(part.names[i])}: {why}", "warning")
             write(part)
             tally.add(part)
-            task.advance(len(part.files))
-        if tally.n_images == 0:
+            task.advance(len(part.names))
+        if tally.n_samples == 0 and takes.kind == "images":
             raise DataError(f"no image could be read, of {len(files):,} files; the lines above say why")
+        if tally.n_samples == 0:
+            raise DataError(f"none of {tally.n_unreadable:,} vectors can be used: {reason}")
+    if tally.n_unreadable and takes.kind == "vectors":
+        rows = some_of(tally.unreadable)
+        say(f"cannot be used: {tally.n_unreadable:,} vectors (rows {rows}); the column error says why", "warning")
     return tally
 
 
@@ -145,33 +164,35 @@ def load_detector(path: Path, *, allow_import: bool = False, **options: Any) -> 
     Importing it must be allowed, unless the detector is below runs/ and params.yaml here names the same network: then
     the stages of this project have imported it already.
     """
-    backbone = str(read_header(Found(path, MADE_BY)).spec.get("backbone")) if path.is_file() else ""
-    if import_path(backbone):
+    backbones = backbones_of(read_header(Found(path, MADE_BY))) if path.is_file() else []
+    custom = [backbone for backbone in backbones if import_path(backbone)]
+    if custom:
         params = read_yaml(PARAMS_YAML) if PARAMS_YAML.is_file() else {}
-        if path.parts[0] == RUNS and lookup(params, "model.backbone") == backbone:
+        if path.parts[0] == RUNS and custom == [lookup(params, "model.backbone")]:
             allow_import = True
         if allow_import:
             make_importable(Path())
             make_importable(Path(str(lookup(params, "model.code") or "")).expanduser())
-    return Detector.load(path, allow_import=allow_import, **options)
+    with redirect_stdout(sys.stderr):  # custom networks may print, and predictions go to standard output
+        return Detector.load(path, allow_import=allow_import, **options)
 
 
-# --- which images
+# --- which files
 
 
-def find_images(arguments: Iterable[str], listed: Iterable[str] = ()) -> tuple[Path, ...]:
+def find_files(takes: Takes, arguments: Iterable[str], listed: Iterable[str] = ()) -> tuple[Path, ...]:
     """All files in the order of the arguments. `listed` are the paths that "-" stands for.
 
-    A file that is named is taken whatever its suffix is; a folder or a pattern brings in files with an image suffix.
-    A listed file that does not exist is left to the reader of files: one entry must not stop all others.
+    An image that is named is taken whatever its suffix is; a folder or a pattern brings in files with a fitting suffix.
+    A listed image that does not exist is left to the reader of files: one entry must not stop all others.
     """
     found: list[Path] = []
     for argument in arguments:
         if argument == STANDARD_INPUT:
             for path in map(Path, listed):
-                found += image_files(path) if _holds(path.is_dir) else [path]
+                found += takes.fitting(files_below(path)) if _holds(path.is_dir) else [path]
         else:
-            found += _images_of(argument)
+            found += _files_of(argument, takes)
     if not found:
         raise DataError("there are no paths on standard input; give one on each line, or with --null after each NUL")
     return tuple(found)
@@ -183,13 +204,16 @@ def split_list(content: bytes, *, null: bool) -> list[str]:
     return [os.fsdecode(entry) for entry in entries if entry]
 
 
-def _images_of(argument: str) -> Sequence[Path]:
+def _files_of(argument: str, takes: Takes) -> Sequence[Path]:
     """A path that exists is taken literally, even if its name looks like a pattern."""
-    path, suffixes = Path(argument), ".png, .jpg, .webp or the like"
+    path, is_images = Path(argument), takes.kind == "images"
+    suffixes = ".png, .jpg, .webp or the like" if is_images else ", ".join(takes.suffixes)
     if _holds(path.is_dir):
-        in_folder = image_files(path)
+        in_folder = takes.fitting(files_below(path))
         if not in_folder:
-            raise DataError(f"{printable(path)} holds no images: no file with {suffixes}")
+            for file in files_below(path):
+                takes.check_file(file)
+            raise DataError(f"{printable(path)} holds no {takes.kind}: no file with {suffixes}")
         return in_folder
     if _holds(path.is_file):
         return [path]
@@ -198,14 +222,15 @@ def _images_of(argument: str) -> Sequence[Path]:
     if not glob.has_magic(argument):
         raise DataError(f"{printable(path)} is not there")
     matches = map(Path, glob.iglob(argument, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute patterns
-    images = [match for match in matches if match.suffix.lower() in SUFFIXES and match.is_file()]
-    if not images:
-        raise DataError(f"no image matches {argument}: a pattern finds files with {suffixes}")
+    fitting = takes.fitting(match for match in matches if match.is_file())
+    if not fitting:
+        what = "image" if is_images else "file of vectors"
+        raise DataError(f"no {what} matches {argument}: a pattern finds files with {suffixes}")
     # links that lead back up find the same folders again and again; keep the shortest path to each file
     shortest: dict[tuple[str, str], Path] = {}
-    for image in sorted(images, key=lambda image: (len(image.parts), image.parts)):
-        shortest.setdefault((os.path.realpath(image.parent), image.name), image)
-    return sorted(shortest.values(), key=lambda image: image.parts)
+    for match in sorted(fitting, key=lambda match: (len(match.parts), match.parts)):
+        shortest.setdefault((os.path.realpath(match.parent), match.name), match)
+    return sorted(shortest.values(), key=lambda match: match.parts)
 
 
 def _holds(question: Callable[[], bool]) -> bool:
@@ -231,30 +256,30 @@ def choose_format(wanted: str | None, out: Path | None) -> str:
 
 
 @contextmanager
-def _opened(out: Path | None, output_format: str, table: Write | None) -> Iterator[Write]:
+def _opened(out: Path | None, output_format: str, table: Write | None, name_column: str) -> Iterator[Write]:
     if output_format == "table" and table:
         yield table
     elif out:
         with atomic_path(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-            yield row_writer(file, output_format)
+            yield row_writer(file, output_format, name_column)
     else:
         # UTF-8 whatever the locale says; detached, so that standard output stays open
         file = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="")
         try:
-            yield row_writer(file, output_format)
+            yield row_writer(file, output_format, name_column)
         finally:
             file.detach()
 
 
-def row_writer(file: TextIO, output_format: str) -> Write:
-    """A function that writes one row for each file: of a file that could not be read, only the path and the error.
+def row_writer(file: TextIO, output_format: str, name_column: str = "path") -> Write:
+    """A function that writes one row for each sample: of one that could not be read, only its name and the error.
 
     csv: with a header, quoted so that names with commas, quotes and newlines can be read back. jsonl: one object on
     each line, null for missing values.
     """
-    table = csv.writer(file, lineterminator="\n")
+    table, columns = csv.writer(file, lineterminator="\n"), (name_column, *COLUMNS)
     if output_format == "csv":
-        table.writerow(COLUMNS)
+        table.writerow(columns)
 
     def write(part: Scanned) -> None:
         if output_format == "csv":
@@ -263,14 +288,14 @@ def row_writer(file: TextIO, output_format: str) -> Write:
             )
         else:
             for row in rows(part):
-                file.write(json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False) + "\n")
+                file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n")
         file.flush()  # for the program at the other end of a pipe
 
     return write
 
 
 def rows(part: Scanned) -> Iterator[tuple[Any, ...]]:
-    """The values of COLUMNS for each file, in plain Python types; None for missing values."""
+    """The name and the values of COLUMNS for each sample, in plain Python types; None for missing values."""
     found, names = part.predictions, {name: as_text(name) for name in set(part.predictions.classes)}
     good = zip(  # by columns, since there may be millions of rows
         [names[name] for name in found.classes],
@@ -280,11 +305,11 @@ def rows(part: Scanned) -> Iterator[tuple[Any, ...]]:
         found.p_values.tolist(),
         strict=True,
     )
-    for i, file in enumerate(part.files):
+    for i, name in enumerate(part.names):
         if i in part.failed:
-            yield as_text(file), None, None, None, None, None, part.failed[i]
+            yield as_text(name), None, None, None, None, None, part.failed[i]
         else:
-            yield as_text(file), *next(good), None
+            yield as_text(name), *next(good), None
 
 
 def _shortest(values: NDArray[np.float32]) -> list[float | None]:

@@ -1,23 +1,29 @@
 """The stage that makes a detector: SAL's OOD classifier, calibrated on held-out ID data, in one file."""
 
+from __future__ import annotations
+
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from salcli import __version__
-from salcli.detector.detector import BATCH_SIZE, Detector, score_images
+from salcli.data.vectors import Columns
+from salcli.detector.detector import BATCH_SIZE, Detector, round_to_float16, score_samples
 from salcli.detector.images import ImageFormat
+from salcli.detector.vectors import VectorFormat
 from salcli.engine.batches import Rows
 from salcli.engine.device import resolve_device
-from salcli.errors import DataError, MetricsError
+from salcli.errors import BadArtifactError, DataError, MetricsError
 from salcli.models.network import OodClassifier
+from salcli.models.pretrained import Embedder
 from salcli.params.schema import Params
+from salcli.pipeline.embed import embedder_for
 from salcli.pipeline.inputs import id_samples
 from salcli.progress import Progress, Silent, Task
-from salcli.store.files import fingerprint, read_header
+from salcli.store.files import Found, fingerprint, read_header
 from salcli.store.formats import read_network
 from salcli.store.layout import Experiment, Workspace, prepared_set
 
@@ -33,7 +39,12 @@ class MadeDetector:
     written: list[Path]
 
 
-def run(workspace: Workspace, params: Params, experiment: Experiment, progress: Progress | None = None) -> MadeDetector:
+def run(
+    workspace: Workspace,
+    params: Params,
+    experiment: Experiment,
+    progress: Progress | None = None,
+) -> MadeDetector:
     """Make the detector of one variant of SAL.
 
     Its network must not have seen its calibration data, or its p-values would mean nothing. So a network that was
@@ -43,11 +54,15 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
     classifier = workspace.find(experiment.classifier)
     network = read_network(found, OodClassifier).to(resolve_device(params.device))
     held_out = id_samples(workspace, params, "calibration", experiment)
-    with (progress or Silent()).task(f"detector, {experiment}", len(held_out), "images") as task:
+    prepared = workspace.find(prepared_set(params.data.id))
+    embedder = embedder_for(params, workspace)
+    if params.detector.float16:
+        round_to_float16(network.backbone)
+    with (progress or Silent()).task(f"detector, {experiment}", len(held_out), "samples") as task:
         calibration = _calibration_scores(network, held_out.rows, task)
     detector = Detector(
         network,
-        _image_format(held_out.rows, read_header(workspace.find(prepared_set(params.data.id))).about),
+        _format(held_out.rows, prepared, embedder, params.data.columns.named),
         held_out.class_names,
         calibration,
         provenance={
@@ -62,6 +77,8 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
             "network": read_header(found).about,
             "classifier": read_header(classifier).about,
         },
+        embedder=embedder,
+        float16=params.detector.float16,
         device=params.device,
     )
     path = workspace.target(experiment.detector)
@@ -73,7 +90,7 @@ def _calibration_scores(network: OodClassifier, rows: Rows, task: Task) -> NDArr
     """In ascending order."""
     parts = []
     for start in range(0, len(rows), BATCH_SIZE):
-        parts.append(score_images(network, rows.read(slice(start, start + BATCH_SIZE))).score)
+        parts.append(score_samples(network, rows.read(slice(start, start + BATCH_SIZE))).score)
         task.advance(len(parts[-1]))
     if not parts:
         raise DataError("there are no calibration data; give data.id_shares.calibration a larger share")
@@ -86,7 +103,19 @@ def _calibration_scores(network: OodClassifier, rows: Rows, task: Task) -> NDArr
     return scores
 
 
-def _image_format(rows: Rows, about: dict[str, Any]) -> ImageFormat:
-    """How `prepare` converted the ID images."""
+def _format(rows: Rows, prepared: Found, embedder: Embedder | None, columns: Columns) -> ImageFormat | VectorFormat:
+    """How `prepare` converted the ID samples."""
+    about = read_header(prepared).about
+    if embedder is not None:
+        # JSON has lists for tuples
+        if json.loads(json.dumps(asdict(embedder.spec))) != about.get("embedder"):
+            raise BadArtifactError(
+                f"{prepared.path} was embedded with another backbone or other preprocessing than params.yaml says; "
+                f"{prepared.fix}"
+            )
+        wanted = embedder.spec.preprocessing
+        return ImageFormat(about["channels"], wanted.resize, about["fit"], wanted.interpolation)
+    if len(rows.sample_shape) == 1:
+        return VectorFormat(rows.sample_shape[0], columns)
     channels, size, _ = rows.sample_shape
-    return ImageFormat(channels, size, about["fit"], "uint8" if rows.arrays[0].dtype == np.uint8 else "float32")
+    return ImageFormat(channels, size, about["fit"])

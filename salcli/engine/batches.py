@@ -77,6 +77,17 @@ class Rows:
         object.__setattr__(self, "index", state["index"])
 
 
+def joined(parts: Sequence[Rows]) -> Rows:
+    """The rows of all parts, one after the other."""
+    arrays: list[np.ndarray] = []
+    index = []
+    for part in parts:
+        starts = np.cumsum([0, *(len(array) for array in (*arrays, *part.arrays))])
+        index.append(part.index + starts[len(arrays)])
+        arrays += part.arrays
+    return Rows(tuple(arrays), np.concatenate(index))
+
+
 def _location(array: np.ndarray) -> Any:
     if isinstance(array, np.memmap) and array.filename is not None:
         return str(array.filename), array.dtype, array.offset, array.shape

@@ -81,7 +81,8 @@ def accuracy(network: nn.Module, rows: Rows, labels: Tensor, batch_size: int, co
     """The share of samples whose highest logit is that of their label."""
 
     def predicted(batch: Tensor) -> Tensor:
-        logits: Tensor = network(batch)
+        outputs = network(batch)  # class logits, maybe followed by others
+        logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
         return logits.argmax(1)
 
     parts = [part for (part,) in in_batches(network, predicted, rows, batch_size, compute, task)]

@@ -19,13 +19,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from torch import Tensor, nn
 
 from salcli.engine.augmentation import Augmentation
 from salcli.engine.batches import Batches, EndlessRows, LabeledRows, Rows
 from salcli.engine.device import Compute
 from salcli.engine.inference import in_batches
+from salcli.engine.linear import FullFit
 from salcli.engine.training import Epoch, Run, reproducible
 from salcli.errors import ParamsError, SalError, unknown_name
 from salcli.models.custom import import_object
@@ -43,6 +44,20 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Percentile = Annotated[float, Field(ge=1, lt=100)]  # from 1 on: a share such as 0.9 is a mistake
+
+
+SGD, LBFGS = "sgd", "lbfgs"
+Solver = Literal["sgd", "lbfgs"]
+
+
+def _auto_or_positive(value: object) -> object:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "auto" or (is_number and 0 < value < float("inf")):  # type: ignore[operator]
+        return value
+    raise ValueError(f"must be auto or a positive number, got {value!r}")
+
+
+Penalty = Annotated[float | Literal["auto"], PlainValidator(_auto_or_positive)]  # ½ · penalty · ‖W‖² on the mean loss
 
 
 class Section(BaseModel):
@@ -108,7 +123,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Known:
-    """What a post-hoc method may know before it scores: the head, labeled ID training data, unlabeled wild data."""
+    """What a post-hoc method may know before it scores: the head, labeled ID data, unlabeled wild data."""
 
     head: Head
     id_train: RepresentationSource
@@ -116,6 +131,8 @@ class Known:
     seed: int = 0
     device: torch.device = CPU
     note: Callable[[str], None] = lambda text: None
+    as_given: Callable[[Tensor], Tensor] = lambda features: features  # undoes the standardization of vectors
+    calibration: RepresentationSource | None = None  # held-out ID data
 
     @cached_property
     def features(self) -> Float[Tensor, "m d"]:
@@ -127,6 +144,7 @@ class PostHoc(Method):
     """A score of the ID classifier's features and logits; it trains no network."""
 
     needs_wild: ClassVar[bool] = False
+    needs_calibration: ClassVar[bool] = False  # held-out ID data
 
     def fit(self, known: Known) -> None:
         """Learn what the score needs of the ID training data."""
@@ -216,7 +234,7 @@ class Phase:
     """One training run of a method. `settings` are the params that it depends on: others do not restart it."""
 
     name: str
-    run: Run
+    run: Run | FullFit
     settings: Mapping[str, Any]
 
 

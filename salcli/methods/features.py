@@ -26,7 +26,10 @@ LEAST_LEFT_OVER = 1e-6
 
 @method("knn", label="KNN", paper="Sun et al., 2022")
 class Knn(PostHoc):
-    """Minus the distance to the k-th nearest ID training feature, all features L2-normalised."""
+    """Minus the distance to the k-th nearest ID training feature, all features L2-normalised.
+
+    Vectors are compared as they were given: standardized, they separate worse (docs/embeddings.md).
+    """
 
     class Params(Section):
         """k: how many neighbours."""
@@ -35,15 +38,16 @@ class Knn(PostHoc):
 
     def fit(self, known: Known) -> None:
         check_count("methods.knn.k", self.params.k, len(known.features), "ID training samples")
-        self.known, self.nearest = known.features, fitted_knn(known.features, self.params.k)
+        self.as_given, self.known = known.as_given, known.as_given(known.features)
+        self.nearest = fitted_knn(self.known, self.params.k)
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
-        return self.nearest(x.feature)
+        return self.nearest(self.as_given(x.feature))
 
     def score_training_samples(self, x: Representation) -> Float[Tensor, " n"]:
         """The nearest neighbour of a training sample is itself, so the k-th other one comes one later."""
         check_count("methods.knn.k", self.params.k, len(self.known) - 1, "other ID training samples")
-        return fitted_knn(self.known, self.params.k + 1)(x.feature)
+        return fitted_knn(self.known, self.params.k + 1)(self.as_given(x.feature))
 
 
 def fitted_knn(

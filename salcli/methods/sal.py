@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_validator
+from pydantic import Field, PlainValidator, model_validator
 from torch import Tensor, nn
 
-from salcli.engine.batches import Batch
+from salcli.engine.batches import Batch, Rows, joined
 from salcli.engine.device import processes
+from salcli.engine.linear import Examples, FullFit
 from salcli.engine.training import BatchResult
 from salcli.methods.base import (
+    LBFGS,
     Count,
     Known,
+    Penalty,
     Phase,
     Phases,
     Positive,
     PostHoc,
     Section,
     Share,
+    Solver,
     Start,
     TrainParams,
     WildTrained,
@@ -36,6 +41,15 @@ from salcli.sal.objective import sal_objective
 from salcli.sal.seeding import generator
 
 TAU = "sal"  # the name of τ among the filter's scores
+AUTO, LEARNED, COMMITTEE = "auto", "learned", "committee"  # scores that are made of others (separators.py)
+SOFTENED = 100.0  # the temperature of the second τ among them
+
+
+def _temperature(value: object) -> object:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "inf" or (is_number and value > 0):  # type: ignore[operator]
+        return "inf" if value in ("inf", float("inf")) else float(value)  # type: ignore[arg-type]
+    raise ValueError(f"must be a positive number or inf, got {value!r}")
 
 
 class FilterParams(Section):
@@ -43,7 +57,9 @@ class FilterParams(Section):
 
     score: str
     threshold_quantile: Share
+    fdr: Share | None
     calibration: Literal["holdout", "train", "id-svd"]
+    temperature: Annotated[float | Literal["inf"], PlainValidator(_temperature)]
     svd: Literal["class-conditional", "class-agnostic"]
     reference: Literal["class-conditional", "global"]
     n_vectors: Count
@@ -57,17 +73,27 @@ class FilterParams(Section):
                 f"calibration id-svd is about singular vectors, which only score sal has, not {self.score}; "
                 "use holdout or train"
             )
-        if self.calibration == "train" and self.score == "auto":
+        if self.calibration == "train" and self.score == AUTO:
             raise ValueError(
                 "score auto needs calibration holdout: on the data that scores are fitted to, the one that overfits "
                 "most would win"
             )
+        if self.calibration == "train" and self.score in (LEARNED, COMMITTEE):
+            raise ValueError(f"score {self.score} compares wild with held-out ID data; use calibration holdout")
+        if self.calibration != "holdout" and self.fdr is not None:
+            raise ValueError("fdr needs p-values, which only held-out ID data give; use calibration holdout")
         return self
+
+    def softened(self, temperature: float) -> FilterParams:
+        """For τ at another temperature."""
+        return self.model_copy(update={"temperature": temperature})
 
 
 class TrainOodParams(TrainParams):
     """How the OOD classifier is trained."""
 
+    solver: Solver
+    penalty: Penalty
     loss_weight: Positive
     candidate_id: bool
     review: Annotated[str, Field(min_length=1)] | None
@@ -82,12 +108,12 @@ def unlabeled(source: RepresentationSource, params: FilterParams, seed: int, wha
     if params.labels == "random":
         drawn = generator(seed, f"random-labels, {what}").integers(source.n_classes, size=len(source))
         label = torch.from_numpy(drawn)
-    return Gradients(source, label, params.gradient == "predicted-row")
+    return Gradients(source, label, params.gradient == "predicted-row", float(params.temperature))
 
 
 def labeled(source: RepresentationSource, params: FilterParams) -> Gradients:
     """Gradients with the true labels."""
-    return Gradients(source, source.label, params.gradient == "predicted-row")
+    return Gradients(source, source.label, params.gradient == "predicted-row", float(params.temperature))
 
 
 def tau(
@@ -188,6 +214,10 @@ class Sal(WildTrained):
         others = {"outliers": start.wild.select(start.is_candidate)}
         if self.params.candidate_id:
             others["wild_id"] = start.wild.select(~start.is_candidate)
+        if self.params.solver == LBFGS:
+            network, fit = self._full_fit(start, others)
+            yield Phase("", fit, self.params.model_dump(exclude={"review"}))
+            return network
         with start.random(f"train-ood/{start.ood}") as generator:
             network = OodClassifier.on_top_of(start.classifier)
             objective = partial(_objective, loss_weight=self.params.loss_weight)
@@ -195,6 +225,17 @@ class Sal(WildTrained):
             # what counts is what a review says, not where it is stored
             yield Phase("", run, self.params.model_dump(exclude={"review"}))
         return network
+
+    def _full_fit(self, start: Start, others: Mapping[str, Rows]) -> tuple[OodClassifier, FullFit]:
+        """On vectors the two heads share nothing, so the class head stays, and the OOD head is fitted to the end."""
+        assert start.classifier is not None
+        network = OodClassifier.on_top_of(start.classifier)
+        start.compute.place(network)
+        sides = {"training": start.training.rows, **others}
+        is_id = np.repeat([name != "outliers" for name in sides], [len(rows) for rows in sides.values()])
+        examples = Examples.of_two_sides(joined([*sides.values()]), is_id)
+        device = start.compute.device
+        return network, FullFit(network.ood_head, network.features, examples, self.params.penalty, start.seed, device)
 
     def score(self, network: OodClassifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return outputs[1].double()

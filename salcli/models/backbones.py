@@ -1,4 +1,4 @@
-"""Backbones: networks from images to features, without the linear head, and the names that params.yaml gives them.
+"""Backbones: networks from images or vectors to features, without the linear head, and their names in params.yaml.
 
 Wide ResNets and ResNets name their layers as the usual PyTorch code for CIFAR does, so that published state dicts fit.
 The order in which layers are built fixes the random weights of a seed.
@@ -6,6 +6,7 @@ The order in which layers are built fixes the random weights of a seed.
 
 import re
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,7 @@ from torch.nn import functional
 from salcli.errors import ModelError, UnknownNameError, unknown_name
 
 Images = Float[Tensor, "n c h w"]  # normalised
+Vectors = Float[Tensor, "n inputs"]  # standardized
 Features = Float[Tensor, "n d"]
 
 
@@ -44,26 +46,36 @@ class Backbone(nn.Module):
         return (self(images),)
 
 
-class Mlp(Backbone):
-    """Two hidden layers on points in the plane, which are images of one pixel with a channel for each coordinate."""
+class Linear(Backbone):
+    """No layers: the features are the standardized vectors, and only heads are trained."""
 
-    n_features = 32
+    memory_format = torch.contiguous_format
 
-    def __init__(self, in_channels: int) -> None:
+    def __init__(self, n_inputs: int) -> None:
         super().__init__()
+        self.n_features = n_inputs
+
+    def forward(self, vectors: Vectors) -> Features:
+        return vectors
+
+
+class Mlp(Backbone):
+    """Two hidden layers on vectors: narrow ones for points in the plane, wider ones for embeddings."""
+
+    memory_format = torch.contiguous_format
+
+    def __init__(self, n_inputs: int) -> None:
+        super().__init__()
+        self.n_features = 32 if n_inputs <= 32 else 256
         self.layers = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(in_channels, self.n_features),
+            nn.Linear(n_inputs, self.n_features),
             nn.ReLU(),
             nn.Linear(self.n_features, self.n_features),
             nn.ReLU(),
         )
 
-    def forward(self, points: Images) -> Features:
-        if points.shape[2:] != (1, 1):
-            height, width = points.shape[2:]
-            raise ModelError(f"mlp takes points (images of 1×1), got images of {height}×{width}; use another backbone")
-        features: Tensor = self.layers(points)
+    def forward(self, vectors: Vectors) -> Features:
+        features: Tensor = self.layers(vectors)
         return features
 
 
@@ -257,12 +269,13 @@ class TorchvisionBackbone(Backbone):
     weights_prefix = "body."
     unused_weights = ("aux1.", "aux2.", "AuxLogits.")
 
-    def __init__(self, name: str, in_channels: int) -> None:
+    def __init__(self, name: str, in_channels: int, image_size: int | None = None) -> None:
+        """`image_size`: for vision transformers, whose weights are for one size."""
         super().__init__()
         if in_channels not in (1, 3):
             raise ModelError(f"torchvision:{name} takes images with 1 or 3 channels, got {in_channels}")
         self.name = name
-        self.body = self._build(name)
+        self.body = self._build(name, image_size)
         linears = [(path, layer) for path, layer in self.body.named_modules() if isinstance(layer, nn.Linear)]
         if not linears or linears[-1][1].out_features != self.N_CLASSES:
             raise ModelError(
@@ -274,18 +287,14 @@ class TorchvisionBackbone(Backbone):
         self.head_names, self.head_has_bias = (head_name, *Backbone.head_names), head.bias is not None
         self.body.set_submodule(head_name, nn.Identity())
 
-    def _build(self, name: str) -> nn.Module:
-        from torchvision import models  # takes longer to import than torch itself, and few networks need it
-
-        classifiers = models.list_models(module=models)
-        if name not in classifiers:
-            if name in models.list_models():  # building some of these would even start a download
-                raise ModelError(
-                    f"torchvision:{name} is not an image classifier; use one, for example torchvision:resnet50"
-                )
-            raise unknown_name("torchvision classifier", name, classifiers)
+    def _build(self, name: str, image_size: int | None) -> nn.Module:
+        models = torchvision_models(name)
         # those with auxiliary heads for training warn if nothing says how to initialise them
-        options = {"aux_logits": False, "init_weights": True} if name in self.WITH_AUXILIARY_HEADS else {}
+        options: dict[str, int] = (
+            {"aux_logits": False, "init_weights": True} if name in self.WITH_AUXILIARY_HEADS else {}
+        )
+        if image_size is not None and name.startswith("vit_"):
+            options["image_size"] = image_size
         model: nn.Module = models.get_model(name, weights=None, num_classes=self.N_CLASSES, **options)
         return model
 
@@ -304,9 +313,26 @@ class TorchvisionBackbone(Backbone):
         return features
 
 
+def torchvision_models(name: str) -> ModuleType:
+    """torchvision.models, if it has an image classifier of that name."""
+    from torchvision import models  # takes longer to import than torch itself, and few networks need it
+
+    classifiers = models.list_models(module=models)
+    if name not in classifiers:
+        if name in models.list_models():  # building some of these would even start a download
+            raise ModelError(
+                f"torchvision:{name} is not an image classifier; use one, for example torchvision:resnet50"
+            )
+        raise unknown_name("torchvision classifier", name, classifiers)
+    found: ModuleType = models
+    return found
+
+
+LINEAR = "linear"
+OF_VECTORS: dict[str, Callable[[int], Backbone]] = {LINEAR: Linear, "mlp": Mlp}  # given the number of dimensions
 # name → builder, given the number of channels
 FIXED: dict[str, Callable[[int], Backbone]] = {
-    "mlp": Mlp,
+    **OF_VECTORS,
     "resnet18": lambda in_channels: ResNet((2, 2, 2, 2), in_channels),
     "resnet34": lambda in_channels: ResNet((3, 4, 6, 3), in_channels),
     "small-cnn": SmallCnn,
@@ -341,6 +367,11 @@ def check_backbone_name(name: str) -> str:
         return name
     error = unknown_name("backbone", name, [*FIXED, *EXAMPLES])
     raise UnknownNameError(f"{error}, any other wrn-DEPTH-WIDTH, torchvision:NAME, timm:NAME, MODULE:NAME")
+
+
+def takes_vectors(name: str) -> bool:
+    """Whether the backbone is one of vectors rather than images."""
+    return name in OF_VECTORS
 
 
 def is_hooked(name: str) -> bool:

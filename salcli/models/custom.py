@@ -9,10 +9,11 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import extract_tb
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from salcli.models.backbones import Backbone, Features, Images, import_path, tim
 
 PACKAGE = Path(__file__).parent.parent
 STANDARD_LIBRARY = Path(ast.__file__).parent
+ANY_CLASSES = 1000  # of a head that is not used
 
 # --- importing custom code
 
@@ -174,18 +176,20 @@ class HookedBackbone(Backbone):
     weights_prefix = "body."
     memory_format = torch.contiguous_format  # custom code may rely on it, in a view() for example
 
-    def __init__(self, name: str, in_channels: int, n_classes: int, head_name: str | None) -> None:
+    def __init__(
+        self, name: str, in_channels: int, n_classes: int | None, head_name: str | None, body: nn.Module | None = None
+    ) -> None:
+        """`body`: the whole network, if it is built already. It is changed."""
         super().__init__()
         if head_name is None:
             raise ModelError(f"it is not known which layer of {name} is its head; set model.head")
         self.name = name
-        self.body = build_network(name, in_channels, n_classes)
+        self.body = build_network(name, in_channels, n_classes) if body is None else body
         head = _linear_named(name, self.body, head_name)
         self.given_head = [head]  # in a list, so that it is no part of this module
         self.n_features, self.n_given_classes = head.in_features, head.out_features
         self.head_names, self.head_has_bias = (head_name, *Backbone.head_names), head.bias is not None
-        self.recorded: list[Tensor] = []
-        self.body.set_submodule(head_name, _Recorder(self.recorded, head.out_features))
+        self.body.set_submodule(head_name, _Recorder(head.out_features))
 
     def new_head(self, n_classes: int) -> nn.Linear:
         """A copy of the network's own head if that has as many classes, since it may be trained."""
@@ -197,43 +201,43 @@ class HookedBackbone(Backbone):
         return head
 
     def forward(self, images: Images) -> Features:
-        self.recorded.clear()
-        self.body(images.contiguous())
-        if len(self.recorded) != 1 or self.recorded[0].ndim != 2:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in self.recorded) or "nothing"
+        # asked for each time: torch.export leaves copies of lists behind, so a shared one would not stay shared
+        recorder: Any = self.body.get_submodule(self.head_names[0])
+        recorder.seen.clear()
+        self.body(images.contiguous(memory_format=self.memory_format))
+        if len(recorder.seen) != 1 or recorder.seen[0].ndim != 2:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in recorder.seen) or "nothing"
             raise ModelError(
                 f"{self.head_names[0]}, the head of {self.name}, was given {shapes} for {len(images)} images, "
                 f"not one vector of {self.n_features} for each; name another layer in model.head"
             )
-        return self.recorded.pop()
+        features: Tensor = recorder.seen.pop()
+        return features
 
 
 class _Recorder(nn.Module):
     """Records its input and returns zeros of the head's shape to whatever comes after it."""
 
-    def __init__(self, recorded: list[Tensor], n_outputs: int) -> None:
+    def __init__(self, n_outputs: int) -> None:
         super().__init__()
-        self.recorded, self.n_outputs = recorded, n_outputs
+        self.seen: list[Tensor] = []
+        self.n_outputs = n_outputs
 
     def forward(self, features: Tensor) -> Tensor:
-        self.recorded.append(features)
+        self.seen.append(features)
         return features.new_zeros(*features.shape[:-1], self.n_outputs)
 
 
-def build_network(name: str, in_channels: int, n_classes: int) -> nn.Module:
-    """The whole network MODULE:NAME or timm:NAME, with its head."""
+def build_network(name: str, in_channels: int, n_classes: int | None) -> nn.Module:
+    """The whole network MODULE:NAME or timm:NAME, with its head; without `n_classes`, the head is for any number."""
     if (model := timm_name(name)) is not None:
-        return _build_timm(model, in_channels, n_classes)
+        return _build_timm(model, in_channels, n_classes or ANY_CLASSES)
     make = import_object(name, "network")
     if isinstance(make, nn.Module):
         raise ModelError(f"{name} is a network; name its class, or a function that returns it")
     if not callable(make):
         raise ModelError(f"{name} is of type {type(make).__name__}; name a class, or a function that returns a network")
-    try:
-        takes_n_classes = "num_classes" in inspect.signature(make).parameters
-    except (TypeError, ValueError):
-        takes_n_classes = False
-    options = {"num_classes": n_classes} if takes_n_classes else {}
+    options = _options(make, n_classes)
     try:
         network = make(**options)
     except (Exception, SystemExit) as error:  # custom code may raise anything
@@ -249,7 +253,19 @@ def build_network(name: str, in_channels: int, n_classes: int) -> nn.Module:
     return network
 
 
-def _build_timm(model: str, in_channels: int, n_classes: int) -> nn.Module:
+def _options(make: Callable[..., Any], n_classes: int | None) -> dict[str, int]:
+    """A default for num_classes may be what the network's own weights need: only a given number replaces it."""
+    try:
+        taken = inspect.signature(make).parameters.get("num_classes")
+    except (TypeError, ValueError):
+        return {}
+    if taken is None or (n_classes is None and taken.default is not taken.empty):
+        return {}
+    return {"num_classes": n_classes or ANY_CLASSES}
+
+
+def timm_with(model: str) -> ModuleType:
+    """The package timm, if it is installed and has that model."""
     try:
         import timm  # optional, and slow to import
     except ImportError as error:
@@ -259,6 +275,16 @@ def _build_timm(model: str, in_channels: int, n_classes: int) -> nn.Module:
     if not timm.is_model(model):
         nearest = did_you_mean(model, timm.list_models())
         raise ModelError(f"timm has no model {model}{nearest}; all of them: timm.list_models()")
+    name, _, tag = model.partition(".")  # resnet18.a1_in1k
+    tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{name}.*")]
+    if tag and tag not in tags:
+        raise ModelError(f"timm:{name} has no weights {tag}; it has {', '.join(tags) or 'none'}")
+    found: ModuleType = timm
+    return found
+
+
+def _build_timm(model: str, in_channels: int, n_classes: int) -> nn.Module:
+    timm = timm_with(model)
     network: nn.Module = timm.create_model(model, pretrained=False, in_chans=in_channels, num_classes=n_classes)
     return network
 
@@ -268,12 +294,14 @@ def _build_timm(model: str, in_channels: int, n_classes: int) -> nn.Module:
 N_IMAGES = 2  # of the trial run
 
 
-def find_head(name: str, head: str | None, n_classes: int, shape: tuple[int, int, int]) -> str:
+def find_head(
+    name: str, head: str | None, n_classes: int | None, shape: tuple[int, int, int], network: nn.Module | None = None
+) -> str:
     """The name of the linear layer whose output is the network's, found by a trial run on random images (C, H, W).
 
-    A head that is given is checked in the same way.
+    A head that is given is checked in the same way. `network`: if it is built already.
     """
-    network = build_network(name, shape[0], n_classes).eval()
+    network = (build_network(name, shape[0], n_classes) if network is None else network).eval()
     if head is not None:
         _linear_named(name, network, head)
     calls, output = _trial_run(name, network, shape)

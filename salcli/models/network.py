@@ -9,19 +9,23 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from salcli.errors import ModelError
-from salcli.models.backbones import Backbone, build_backbone, is_hooked
+from salcli.models.backbones import LINEAR, Backbone, build_backbone, is_hooked, takes_vectors
 from salcli.models.custom import HookedBackbone
 
-Images = Num[Tensor, "n c h w"]  # 0 to 255
+Samples = Num[Tensor, "n *shape"]  # images (n, C, H, W) from 0 to 255, or vectors (n, D)
 
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """All that is needed to build a network again. Mean and std are those of the ID training images, in [0, 1]."""
+    """All that is needed to build a network again.
+
+    Mean and std are what its input is normalised with: of the channels of images, in [0, 1], or of each dimension of
+    vectors.
+    """
 
     backbone: str
     n_classes: int
-    mean: tuple[float, ...]  # one for each channel
+    mean: tuple[float, ...]
     std: tuple[float, ...]
     drop_rate: float = 0.0
     head: str | None = None  # the name of the last linear layer in a custom or timm network
@@ -35,7 +39,7 @@ class NetworkSpec:
 
 
 class Classifier(nn.Module):
-    """h_w: images to class logits, through features that the head is linear in."""
+    """h_w: images or vectors to class logits, through features that the head is linear in."""
 
     kind: ClassVar[str] = "classifier"  # what a checkpoint says that it holds; each subclass has its own
 
@@ -51,34 +55,43 @@ class Classifier(nn.Module):
             self.backbone = build_backbone(spec.backbone, len(spec.mean), spec.drop_rate)
         self.head = self.backbone.new_head(spec.n_classes)
         # part of the spec, so not of the weights
-        self.register_buffer("mean", torch.tensor(spec.mean)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(spec.std)[:, None, None], persistent=False)
+        self.takes_vectors = takes_vectors(spec.backbone)
+        shape = (-1,) if self.takes_vectors else (-1, 1, 1)
+        self.register_buffer("mean", torch.tensor(spec.mean).view(shape), persistent=False)
+        self.register_buffer("std", torch.tensor(spec.std).view(shape), persistent=False)
         self.to(memory_format=self.backbone.memory_format)
 
     @property
     def n_features(self) -> int:
         return self.head.in_features
 
-    def normalised(self, images: Images) -> Float[Tensor, "n c h w"]:
+    def normalised(self, samples: Samples) -> Float[Tensor, "n *shape"]:
         """The input of the backbone."""
-        return (images.float() / 255 - self.mean) / self.std
+        scaled = samples.float() if self.takes_vectors else samples.float() / 255
+        return (scaled - self.mean) / self.std
 
-    def features(self, images: Images) -> Float[Tensor, "n d"]:
+    def features(self, samples: Samples) -> Float[Tensor, "n d"]:
         """The input of the head."""
-        features: Tensor = self.backbone(self.normalised(images))
+        features: Tensor = self.backbone(self.normalised(samples))
         return features
 
-    def logits_of_normalised(self, normalised: Float[Tensor, "n c h w"]) -> Float[Tensor, "n k"]:
-        """Class logits of images that are normalised already, for gradients w.r.t. them."""
+    def as_given(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Features before they were standardized, where they are the vectors themselves."""
+        if self.spec.backbone != LINEAR:
+            return features
+        return features * self.std.to(features) + self.mean.to(features)
+
+    def logits_of_normalised(self, normalised: Float[Tensor, "n *shape"]) -> Float[Tensor, "n k"]:
+        """Class logits of samples that are normalised already, for gradients w.r.t. them."""
         logits: Tensor = self.head(self.backbone(normalised))
         return logits
 
-    def features_and_logits(self, images: Images) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n k"]]:
-        features = self.features(images)
+    def features_and_logits(self, samples: Samples) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n k"]]:
+        features = self.features(samples)
         return features, self.head(features)
 
-    def forward(self, images: Images) -> Float[Tensor, "n k"]:
-        return self.features_and_logits(images)[1]
+    def forward(self, samples: Samples) -> Float[Tensor, "n k"]:
+        return self.features_and_logits(samples)[1]
 
 
 class OodClassifier(Classifier):
@@ -97,9 +110,9 @@ class OodClassifier(Classifier):
         network.load_state_dict(classifier.state_dict(), strict=False)
         return network
 
-    def forward(self, images: Images) -> tuple[Float[Tensor, "n k"], Float[Tensor, " n"]]:  # type: ignore[override]
+    def forward(self, samples: Samples) -> tuple[Float[Tensor, "n k"], Float[Tensor, " n"]]:  # type: ignore[override]
         """Class logits and the OOD logit, higher = more ID-like."""
-        features = self.features(images)
+        features = self.features(samples)
         return self.head(features), self.ood_head(features).squeeze(1)
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from salcli.errors import WeightsError
-from salcli.models.backbones import Backbone, timm_name
+from salcli.models.backbones import Backbone
 from salcli.models.network import Classifier
 
+State = Mapping[str, Tensor]
 Given = dict[str, tuple[str, Tensor]]  # our name → name in the file, tensor
 
 HEAD, OOD_HEAD, BACKBONE = "head.", "ood_head.", "backbone."
@@ -40,19 +41,54 @@ class WeightsReport:
     head_was_loaded: bool
     ood_head_was_loaded: bool
     ignored: tuple[str, ...]  # names in the file that have no use here, such as auxiliary heads
+    note: str | None = None  # for the user: a head for other classes was left out
 
 
 def load_weights(network: Classifier, path: Path) -> WeightsReport:
     """Fill the network with the file's tensors, or raise and leave it as it was."""
-    given, ignored = _for_network(network, read_state_dict(path))
-    if timm_name(network.spec.backbone) is not None:
-        ignored += _drop_foreign_head(network, given)
+    return load_state(network, read_state_dict(path), str(path))
+
+
+def load_state(network: Classifier, state: State, source: str) -> WeightsReport:
+    """The same with tensors at hand; `source` names them in messages. A head for other classes is left out."""
+    label = f"{network.spec.backbone} with {network.spec.n_classes} classes"
+    return _load(_Target(network, network.backbone, label), state, source)
+
+
+def load_backbone(backbone: Backbone, name: str, state: State, source: str) -> WeightsReport:
+    """Fill a backbone alone; heads are ignored."""
+    return _load(_Target(nn.ModuleDict({BACKBONE.rstrip("."): backbone}), backbone, name), state, source)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is filled: a network with this backbone, and perhaps with heads."""
+
+    network: nn.Module
+    backbone: Backbone
+    label: str
+
+    @property
+    def expected(self) -> State:
+        return self.network.state_dict()
+
+    @property
+    def n_classes(self) -> int | None:
+        head = self.expected.get(f"{HEAD}weight")
+        return None if head is None else len(head)
+
+
+def _load(target: _Target, state: State, source: str) -> WeightsReport:
+    given, ignored = _for_network(target, state)
+    note, names = _drop_foreign_head(target, given, source)
     if not given:
-        raise WeightsError(f"{path} holds nothing that belongs to a network; give a state dict of {_describe(network)}")
-    _check_names_and_shapes(network, path, given)
-    _check_numbers(network, path, given)
-    network.load_state_dict({ours: tensor for ours, (_, tensor) in given.items()}, strict=False)
-    return WeightsReport(len(given), f"{HEAD}weight" in given, f"{OOD_HEAD}weight" in given, tuple(ignored))
+        raise WeightsError(f"{source} holds nothing that belongs to a network; give a state dict of {target.label}")
+    _check_names_and_shapes(target, source, given)
+    _check_numbers(target, source, given)
+    target.network.load_state_dict({ours: tensor for ours, (_, tensor) in given.items()}, strict=False)
+    has_head, has_ood_head = (f"{head}weight" in given for head in (HEAD, OOD_HEAD))
+    left_out = (*ignored, *(name for name in names if name in state))  # a bias of zeros is ours
+    return WeightsReport(len(given), has_head, has_ood_head, left_out, note)
 
 
 # --- reading files
@@ -111,21 +147,20 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
 # --- translating names
 
 
-def _for_network(network: Classifier, state: dict[str, Tensor]) -> tuple[Given, list[str]]:
+def _for_network(target: _Target, state: State) -> tuple[Given, list[str]]:
     """The tensors by our names, and the names in the file that have no use."""
-    expected = network.state_dict()
-    start = BACKBONE + network.backbone.weights_prefix
+    expected, backbone = target.expected, target.backbone
+    start = BACKBONE + backbone.weights_prefix
     body = [name.removeprefix(start) for name in expected if name.startswith(start)]
-    unused = tuple(start + name for name in network.backbone.unused_weights)
-    if f"{OOD_HEAD}weight" not in expected:
-        unused += (OOD_HEAD,)
-    names = our_names([name for name in state if name not in NOT_WEIGHTS], network.backbone, body)
+    unused = tuple(start + name for name in backbone.unused_weights)
+    unused += tuple(head for head in (HEAD, OOD_HEAD) if f"{head}weight" not in expected)
+    names = our_names([name for name in state if name not in NOT_WEIGHTS], backbone, body)
     useful = {
         ours: (name, state[name]) for name, ours in names.items() if ours in expected or not ours.startswith(unused)
     }
     kept = {name for name, _ in useful.values()}
-    if f"{HEAD}weight" in useful and not network.backbone.head_has_bias:
-        useful.setdefault(f"{HEAD}bias", (f"{HEAD}bias", torch.zeros(network.spec.n_classes)))
+    if f"{HEAD}weight" in useful and not backbone.head_has_bias:
+        useful.setdefault(f"{HEAD}bias", (f"{HEAD}bias", torch.zeros(len(useful[f"{HEAD}weight"][1]))))
     return useful, [name for name in state if name not in kept]
 
 
@@ -167,20 +202,25 @@ def _without_prefixes(names: list[str], prefixes: list[str], known: set[str]) ->
     return short
 
 
-def _drop_foreign_head(network: Classifier, given: Given) -> list[str]:
-    """Drop a head for another number of classes, as timm's weights mostly have. Returns its names in the file."""
-    head = given.get(f"{HEAD}weight")
-    if head is None or head[1].shape[:1] == (network.spec.n_classes,):
-        return []
-    return [given.pop(ours)[0] for ours in (f"{HEAD}weight", f"{HEAD}bias") if ours in given]
+def _drop_foreign_head(target: _Target, given: Given, source: str) -> tuple[str | None, list[str]]:
+    """Drop a head for another number of classes, as published weights mostly have. Returns a note, and its names."""
+    name, head = given.get(f"{HEAD}weight", ("", torch.zeros(0)))
+    n_classes = target.n_classes
+    if head.shape[1:] != (target.backbone.n_features,) or len(head) == n_classes:
+        return None, []
+    note = (
+        f"{source} is for {len(head)} classes ({name} is {_shape(head)}), the ID data have {n_classes}: "
+        "it is used without its head, which starts from random weights"
+    )
+    return note, [given.pop(ours)[0] for ours in (f"{HEAD}weight", f"{HEAD}bias") if ours in given]
 
 
 # --- checks
 
 
-def _check_names_and_shapes(network: Classifier, path: Path, given: Given) -> None:
-    expected = network.state_dict()
-    start = BACKBONE + network.backbone.weights_prefix
+def _check_names_and_shapes(target: _Target, source: str, given: Given) -> None:
+    expected = target.expected
+    start = BACKBONE + target.backbone.weights_prefix
     optional = tuple(head for head in (HEAD, OOD_HEAD) if not any(ours.startswith(head) for ours in given))
     missing = [
         f"{ours.removeprefix(start)} {_shape(wanted)}"
@@ -188,44 +228,30 @@ def _check_names_and_shapes(network: Classifier, path: Path, given: Given) -> No
         if ours not in given and not ours.endswith(COUNTER) and not ours.startswith(optional)
     ]
     unexpected = [f"{name} {_shape(tensor)}" for ours, (name, tensor) in given.items() if ours not in expected]
-    misshapen = {
-        ours: f"{name} {_shape(tensor)}, not {_shape(expected[ours])}"
+    misshapen = [
+        f"{name} {_shape(tensor)}, not {_shape(expected[ours])}"
         for ours, (name, tensor) in given.items()
         if ours in expected and tensor.shape != expected[ours].shape
-    }
-    if misshapen and not missing and not unexpected and all(ours.startswith(HEAD) for ours in misshapen):
-        _check_classes(network, path, *given[f"{HEAD}weight"])
+    ]
     if missing or unexpected or misshapen:
         raise WeightsError(
-            f"{path} does not hold the weights of {_describe(network)}\n"
+            f"{source} does not hold the weights of {target.label}\n"
             + _listing("missing", missing)
             + _listing("unexpected", unexpected)
-            + _listing("of another shape", list(misshapen.values()))
+            + _listing("of another shape", misshapen)
             + "set model.backbone to the network that the weights are of, or give other weights"
         )
 
 
-def _check_classes(network: Classifier, path: Path, name: str, head: Tensor) -> None:
-    """The most common misfit has a message with its own fix."""
-    n_classes = network.spec.n_classes
-    if head.ndim == 2 and len(head) != n_classes and head.shape[1] == network.n_features:
-        layer = name.removesuffix("weight")
-        raise WeightsError(
-            f"{path} is for {len(head)} classes ({name} is {_shape(head)}), the ID data have {n_classes}; "
-            f"use weights for {n_classes} classes, or take {layer}weight and {layer}bias out of the file: "
-            f"the head then starts from random weights"
-        )
-
-
-def _check_numbers(network: Classifier, path: Path, given: Given) -> None:
-    expected = network.state_dict()
+def _check_numbers(target: _Target, source: str, given: Given) -> None:
+    expected = target.expected
     unusable = [
         f"{name} {reason}"
         for ours, (name, tensor) in given.items()
         if not ours.endswith(COUNTER) and (reason := _unusable(tensor, expected[ours]))
     ]
     if unusable:
-        raise WeightsError(f"{path} cannot be used\n{_listing('unusable', unusable)}give other weights")
+        raise WeightsError(f"{source} cannot be used\n{_listing('unusable', unusable)}give other weights")
 
 
 def _unusable(tensor: Tensor, wanted: Tensor) -> str:
@@ -246,7 +272,3 @@ def _listing(what: str, items: Sequence[str]) -> str:
 
 def _shape(tensor: Tensor) -> str:
     return f"({', '.join(str(size) for size in tensor.shape)})"
-
-
-def _describe(network: Classifier) -> str:
-    return f"{network.spec.backbone} with {network.spec.n_classes} classes"

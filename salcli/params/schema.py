@@ -27,23 +27,37 @@ from pydantic_core import ErrorDetails
 
 from salcli.data.catalogue import DATA_SETS, labeled_sets
 from salcli.data.folders import NAME, RESERVED
+from salcli.data.vectors import Columns
 from salcli.errors import ParamsError, SalError, did_you_mean, unknown_name
 from salcli.methods.base import (
+    LBFGS,
+    SGD,
     Count,
     IdTrained,
     InputScore,
     Method,
+    Penalty,
     PostHoc,
     Section,
     Share,
+    Solver,
     TrainParams,
     WildTrained,
     built_in,
     find_method,
     is_custom_method,
 )
-from salcli.methods.sal import TAU, FilterParams, Sal, TrainOodParams
-from salcli.models.backbones import check_backbone_name, import_path, is_hooked, wide_resnet_size
+from salcli.methods.sal import LEARNED, TAU, FilterParams, Sal, TrainOodParams
+from salcli.models.backbones import (
+    LINEAR,
+    TIMM,
+    TORCHVISION,
+    check_backbone_name,
+    import_path,
+    is_hooked,
+    takes_vectors,
+    wide_resnet_size,
+)
 from salcli.models.custom import make_importable
 from salcli.params.reading import lookup, read_yaml, with_overrides
 from salcli.store.layout import UNKNOWN, Experiment
@@ -56,7 +70,7 @@ NOT_VARIANTS = {
     "evaluation",
     "average",
 }  # folders beside those of the variants, a table row
-AUTO = "auto"
+AUTO, PRETRAINED = "auto", "pretrained"
 
 # -- checks of single values
 
@@ -74,7 +88,7 @@ def _some_each_once(items: tuple[T, ...]) -> tuple[T, ...]:
     return _each_once(items)
 
 
-def _custom_sets(paths: dict[str, str]) -> dict[str, str]:
+def _custom_sets(paths: dict[str, Any]) -> dict[str, Any]:
     """Names that can be part of commands, file names and dvc.yaml, and are not those of known sets."""
     for name in paths:
         if not NAME.fullmatch(name):
@@ -174,15 +188,18 @@ def _method_of(kind: type[Method]) -> AfterValidator:
 def separators() -> list[str]:
     """The built-in scores that `filter` can separate with, beside auto; τ first."""
     post_hoc = [name for name, found in built_in(PostHoc).items() if not getattr(found, "needs_wild", False)]
-    return [TAU, *post_hoc, *built_in(InputScore)]
+    return [TAU, *post_hoc, LEARNED, *built_in(InputScore)]
 
 
 def _filter_score(section: FilterParams) -> FilterParams:
     score = section.score
     if is_custom_method(score):
         found = _found(score)
-        if not issubclass(found, PostHoc | InputScore) or getattr(found, "needs_wild", False):
-            raise ValueError(f"{score} cannot separate the wild data; a PostHoc score without needs_wild can")
+        needs_more = getattr(found, "needs_wild", False) or getattr(found, "needs_calibration", False)
+        if not issubclass(found, PostHoc | InputScore) or needs_more:
+            raise ValueError(
+                f"{score} cannot separate the wild data; a PostHoc score without needs_wild and needs_calibration can"
+            )
     elif score not in (*separators(), AUTO):
         raise ValueError(str(unknown_name("score", score, [*separators(), AUTO])))
     return section
@@ -195,6 +212,7 @@ def _names(kind: type[Method]) -> Any:
 
 OodSets = Annotated[tuple[Annotated[str, AfterValidator(_ood_set)], ...], Field(strict=False)]
 Path_ = Annotated[str, Field(min_length=1)]
+Paths = Path_ | Annotated[tuple[Path_, ...], Field(strict=False, min_length=1)]
 
 # -- sections
 
@@ -216,16 +234,30 @@ class IdShares(Section):
         return self
 
 
+class ColumnsParams(Section):
+    """Which columns of a table hold what. null: found by name and type (salcli/data/vectors.py)."""
+
+    vector: Path_ | Annotated[tuple[Path_, ...], Field(strict=False)] | None  # one column of lists, or numeric columns
+    label: Path_ | None
+    id: Path_ | None
+    show: Annotated[tuple[Path_, ...], Field(strict=False), AfterValidator(_each_once)]  # in the report
+
+    @property
+    def named(self) -> Columns:
+        return Columns(self.vector, self.label, self.id, self.show)
+
+
 class DataParams(Section):
-    """What is ID, what is OOD, and how they are mixed."""
+    """What is ID, what is OOD, and how they are mixed. Vectors have neither image_size nor channels."""
 
     root: Path_
-    custom: Annotated[dict[str, Path_], AfterValidator(_custom_sets)]
+    custom: Annotated[dict[str, Paths], AfterValidator(_custom_sets)]
+    columns: ColumnsParams
     id: Annotated[str, AfterValidator(_labeled_set)]
     ood: Annotated[OodSets, AfterValidator(_some_each_once), AfterValidator(_not_the_id_set)]
     test_ood: Annotated[OodSets, AfterValidator(_each_once), AfterValidator(_not_the_id_set)]
-    image_size: Count
-    channels: Literal[1, 2, 3]
+    image_size: Count | None  # null: vectors, or what a frozen backbone was trained with
+    channels: Literal[1, 3] | None
     on_bad_image: Literal["fail", "skip"]
     pi: Annotated[tuple[float | str, ...], PlainValidator(_shares)]
     id_shares: IdShares
@@ -241,9 +273,15 @@ class DataParams(Section):
 
 
 class ModelParams(Section):
-    """The network, and what its input is normalised with (on a scale of 0 to 1; auto: of the training images)."""
+    """The network, its weights, and what its input is normalised with.
+
+    Mean and std of images are on a scale of 0 to 1. auto: what pretrained weights were trained with, else those of the
+    ID training data.
+    """
 
     backbone: Annotated[str, AfterValidator(_backbone)]
+    weights: Path_ | None  # a state dict, or `pretrained`: those that torchvision or timm publish
+    frozen: bool  # embed every set once, and train linear heads on the vectors
     head: Path_ | None
     code: Path_
     drop_rate: Annotated[float, Field(ge=0, lt=1)]
@@ -258,6 +296,16 @@ class ModelParams(Section):
             raise ValueError(f"head must be null for {self.backbone}: only MODULE:NAME and timm:NAME have one to name")
         return self
 
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether the samples that it is trained on are vectors: as they were given, or made by the frozen backbone."""
+        return self.frozen or takes_vectors(self.backbone)
+
+    @property
+    def trained(self) -> str:
+        """The backbone that is trained: on the vectors of a frozen one, only linear heads are."""
+        return LINEAR if self.frozen else self.backbone
+
 
 class NumericsParams(Section):
     """Precision and kernels."""
@@ -271,15 +319,24 @@ class TrainIdParams(TrainParams):
     """How the ID classifier is trained, or where its weights come from."""
 
     epochs: Annotated[int, Field(ge=0, strict=True)]
-    weights: Path_ | None
+    solver: Solver
+    penalty: Penalty
 
 
 def _trained_somehow(train_id: TrainIdParams, info: ValidationInfo) -> TrainIdParams:
     """A custom network may come with its weights."""
     model: ModelParams | None = info.data.get("model")
-    if train_id.epochs == 0 and train_id.weights is None and not (model and import_path(model.backbone)):
-        raise ValueError("epochs is 0, so weights must name a file; or train for at least one epoch")
+    if model is None:
+        return train_id
+    if train_id.solver == LBFGS and model.trained != LINEAR:
+        raise ValueError(f"solver lbfgs fits linear heads, on vectors; for {model.backbone} use sgd, or freeze it")
+    if train_id.solver == SGD and train_id.epochs == 0 and (model.frozen or not _brings_weights(model)):
+        raise ValueError("epochs is 0, so model.weights must name a file; or train for at least one epoch")
     return train_id
+
+
+def _brings_weights(model: ModelParams) -> bool:
+    return model.weights is not None or import_path(model.backbone) is not None
 
 
 class ExtractGradsParams(Section):
@@ -293,6 +350,12 @@ class EvaluateParams(Section):
 
     methods: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_some_each_once)]
     batch_size: Count
+
+
+class DetectorParams(Section):
+    """How the detector's file is written."""
+
+    float16: bool
 
 
 class _CustomParamsError(ValueError):
@@ -375,6 +438,7 @@ class Params(Section):
     train_ood: TrainOodParams
     methods: MethodsParams
     evaluate: EvaluateParams
+    detector: DetectorParams
 
     @model_validator(mode="before")
     @classmethod
@@ -403,6 +467,49 @@ class Params(Section):
             if unknown := overrides.keys() - {"filter", "train_ood"}:
                 raise ValueError(f"variant.{name} may override filter and train_ood, got {', '.join(sorted(unknown))}")
         return self
+
+    @model_validator(mode="after")
+    def _samples_fit_the_network(self) -> Self:
+        data, model = self.data, self.model
+        if model.frozen and takes_vectors(model.backbone):
+            raise ValueError(f"model.frozen is for networks that take images; {model.backbone} takes vectors")
+        if model.frozen and not _brings_weights(model):
+            raise ValueError(
+                f"model.frozen needs trained weights: set model.weights to a file, or to pretrained for torchvision: "
+                f"and timm: networks, got {model.backbone} without"
+            )
+        if model.weights == PRETRAINED and not model.backbone.startswith((TORCHVISION, TIMM)):
+            raise ValueError(
+                f"model.weights: only torchvision: and timm: publish weights; name a file for {model.backbone}"
+            )
+        if takes_vectors(model.backbone):
+            for key, value in (("image_size", data.image_size), ("channels", data.channels)):
+                if value is not None:
+                    raise ValueError(f"data.{key} must be null for vectors, which {model.backbone} takes, got {value}")
+        elif not model.frozen and None in (data.image_size, data.channels):
+            raise ValueError(
+                f"data.image_size and data.channels must be given for images, which {model.backbone} takes"
+            )
+        if model.takes_vectors:
+            self._check_vectors()
+        if self.train_ood.solver == LBFGS and model.trained != LINEAR:
+            raise ValueError(f"train_ood.solver: lbfgs fits linear heads, on vectors; for {model.backbone} use sgd")
+        return self
+
+    def _check_vectors(self) -> None:
+        for key in ("rivals", "encoders"):
+            for name in getattr(self, key):
+                if getattr(find_method(name), "needs_images", False):
+                    raise ValueError(
+                        f"{key}: {name} learns from views of images, and these samples are vectors; remove it"
+                    )
+        for key, section in (("train_id", self.train_id), ("train_ood", self.train_ood)):
+            if section.augment != "none":
+                raise ValueError(f"{key}.augment must be none for vectors, got {section.augment}")
+        if not self.model.frozen and (self.model.mean, self.model.std) != (AUTO, AUTO):
+            raise ValueError(
+                "model.mean and model.std must be auto for vectors: they are standardized with the ID data's"
+            )
 
     @model_validator(mode="after")
     def _evaluated_methods_are_trained(self) -> Self:

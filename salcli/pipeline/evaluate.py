@@ -93,7 +93,7 @@ def run(
     """All methods of params.yaml on the OOD set of the wild data, or on an unseen set."""
     test_set = unseen or experiment.ood
     id_test = id_samples(workspace, params, "test", experiment)
-    ood_test = ood_test_samples(workspace, params, experiment, unseen, progress)
+    ood_test = ood_test_samples(workspace, params, experiment, unseen)
     what = f"evaluate, {experiment}" + (f", tested on {unseen}" if unseen else "")
     methods = {name: params.method(name) for name in params.evaluate.methods}
     n_passes = sum(not isinstance(method, PostHoc) for method in methods.values())
@@ -146,8 +146,11 @@ class _Scorer:
     def _post_hoc(self, method: PostHoc) -> TestScores:
         """From stored features and logits. ID and OOD test data are scored together."""
         wild = wild_representation(self.workspace, self.experiment) if method.needs_wild else None
+        needs_more = method.needs_calibration
+        held_out = id_representation(self.workspace, "calibration", self.experiment) if needs_more else None
         head = Head.of(self.classifier.head)
-        method.fit(Known(head, self._id_train, wild, self.experiment.seed, self.compute.device, self.task.note))
+        seed, device, as_given = self.experiment.seed, self.compute.device, self.classifier.as_given
+        method.fit(Known(head, self._id_train, wild, seed, device, self.task.note, as_given, held_out))
         return self._split(method.label, method.scores(self.representation), self.representation.logits)
 
     def _trained(self, name: str, method: Trained) -> TestScores:

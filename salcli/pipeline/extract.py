@@ -67,7 +67,7 @@ def run_unseen(
 ) -> list[Extracted]:
     """An OOD set that is only tested on."""
     with _extractor(workspace, params, experiment, progress) as extractor:
-        rows = ood_test_samples(workspace, params, experiment, unseen, progress)
+        rows = ood_test_samples(workspace, params, experiment, unseen)
         return [extractor.write(f"test, {unseen}", experiment.test_representation(unseen), rows)]
 
 

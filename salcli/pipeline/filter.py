@@ -1,13 +1,15 @@
-"""filter: separate candidate outliers from the wild data (Eq. 6, 7 and Remark 2), by τ or by another score."""
+"""filter: separate candidate outliers from the wild data (Eq. 6, 7 and Remark 2), by τ, by another score or by all."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -16,10 +18,22 @@ from salcli.engine.batches import Rows
 from salcli.engine.device import computing, processes, resolve_device
 from salcli.engine.inference import in_batches
 from salcli.errors import ParamsError, ThresholdError
-from salcli.methods.base import Head, InputScore, Known, find_method
-from salcli.methods.sal import TAU, labeled, tau, unlabeled
+from salcli.methods.base import Head, InputScore, Known, PostHoc
+from salcli.methods.sal import AUTO, COMMITTEE, LEARNED, TAU, labeled, tau, unlabeled
+from salcli.methods.separators import (
+    Learned,
+    Transforms,
+    check_finite,
+    is_tau,
+    learn,
+    members,
+    outlier_scores,
+    ranks_by_content,
+    tau_name,
+    temperatures,
+)
 from salcli.models.network import Classifier
-from salcli.params.schema import AUTO, Params, separators
+from salcli.params.schema import Params
 from salcli.pipeline.inputs import (
     IdPart,
     classifier,
@@ -30,10 +44,16 @@ from salcli.pipeline.inputs import (
     wild_samples,
 )
 from salcli.progress import Progress, Silent, Task
-from salcli.sal.filter import SeparationErrors, score_threshold, separation_errors, working_quantiles
+from salcli.sal.filter import (
+    SeparationErrors,
+    discoveries_threshold,
+    score_threshold,
+    separation_errors,
+    working_quantiles,
+)
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.seeding import generator
-from salcli.sal.unlabeled import chosen_score, excess, resampled_excess, wins_over_first
+from salcli.sal.unlabeled import CONFIDENCE, DRIFT, Verdict, drift_of, partial_excess, resampled_excess, verdict
 from salcli.store.files import write_json
 from salcli.store.formats import Candidates, RepresentationFile, write_candidates
 from salcli.store.layout import Experiment, Workspace
@@ -63,11 +83,13 @@ class Trial:
     score: str
     threshold: float
     n_candidates: int
-    excess: float
+    excess: float  # mean over ID quantiles: share of wild samples above T, less that of ID samples
     excess_std: float  # of the bootstrap
-    wins_over_tau: float  # the share of resamples in which its excess is larger than τ's
+    beaten: float  # the share of resamples in which the chosen score has a larger excess
     errors: SeparationErrors | None = None
     auroc: float = math.nan
+    is_chosen: bool = False
+    drift: float = 0.0  # of the lower half of its scores, in standard errors
 
 
 @dataclass(frozen=True)
@@ -83,21 +105,66 @@ class Filtered:
     trials: list[Trial]  # of all scores, τ's first, where filter.score is auto
     written: list[Path]
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What was found beyond what ID data alone would give; without the truth."""
+        found = self.candidates
+        calibration, wild = torch.from_numpy(found.calibration_score), torch.from_numpy(found.wild_score)
+        return verdict(calibration, wild, found.threshold)
+
+    @property
+    def drifted(self) -> list[str]:
+        """Scores that the wild data differ by as a whole; `auto` leaves them out if it can."""
+        own = [self.candidates.score_name] if self.verdict.looks_like_drift else []
+        return [*dict.fromkeys([*own, *(one.score for one in self.trials if one.drift > DRIFT)])]
+
+    @property
+    def sentence(self) -> str:
+        text = _found_sentence(self.verdict, self.candidates.score_name)
+        return f"{text} {_drift_sentence(self.verdict, self.drifted)}" if self.drifted else text
+
+    @property
+    def undecided(self) -> list[str]:
+        """Scores that the choice of `auto` is not surely better than."""
+        return [one.score for one in self.trials if not one.is_chosen and one.beaten < CONFIDENCE]
+
+
+def _found_sentence(found: Verdict, score: str) -> str:
+    name = "τ" if is_tau(score) else score
+    if found.found_something:
+        return (
+            f"{found.n_candidates:,} candidates by {name}, {found.beyond:.0f} ± {found.margin:.0f} more than ID data "
+            f"alone would give; an estimated {found.precision:.0%} of them are outliers."
+        )
+    other = "; filter.score auto may find more" if score not in (LEARNED, COMMITTEE) else ""
+    alone = f"ID data alone would give {found.expected:.0f} ± {found.margin:.0f}"
+    return f"Nothing found by {name}: {found.n_candidates:,} candidates, and {alone}{other}."
+
+
+def _drift_sentence(found: Verdict, drifted: list[str]) -> str:
+    seen = "so many candidates may be ID data" if found.looks_like_drift else f"seen by {', '.join(drifted)}: left out"
+    return (
+        "The wild data differ from the labeled data as a whole, not only in outliers (another camera or file format?), "
+        f"{seen}; calibrate on labeled samples from the source of the wild data."
+    )
+
 
 def run(workspace: Workspace, params: Params, experiment: Experiment, progress: Progress | None = None) -> Filtered:
     """Filter the wild data of one experiment, with the params of its variant."""
     params = params.for_variant(experiment.variant)
     data = _Data(workspace, params, experiment, progress or Silent())
     trials: list[Trial] = []
-    quantile, chosen = params.filter.threshold_quantile, params.filter.score
+    own, chosen = params.filter, params.filter.score
     if chosen == AUTO:
         scores = data.all_scores()
-        chosen, trials = compare(scores, quantile, experiment)
+        chosen, trials = compare(scores, data.ranks, own.threshold_quantile, experiment)
     else:
-        scores = {chosen: data.scores(chosen)}
+        found = data.scores(chosen)
+        chosen = tau_name(float(own.temperature)) if chosen == TAU else chosen
+        scores = {chosen: found}
     wild, calibrating = scores[chosen]
     defined = calibrating[~calibrating.isnan()]
-    threshold = _threshold(defined, wild, quantile)
+    threshold = _threshold(defined, wild, own.threshold_quantile, own.fdr)
     is_candidate = wild > threshold
     candidates = Candidates(
         index=torch.nonzero(is_candidate).flatten().numpy(),
@@ -121,7 +188,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         written=written,
     )
     if processes().is_main:
-        how = {"seed": experiment.seed, "filter": params.filter.model_dump()}
+        how = {"seed": experiment.seed, "filter": own.model_dump()}
         write_candidates(written[0], candidates, workspace.about(experiment.candidates, **how))
         write_json(written[1], _metrics(result))
     return result
@@ -160,55 +227,101 @@ class _Data:
     def calibrating(self) -> RepresentationFile:
         return self.id_train if self.calibrates_on_training_data else self.calibration
 
+    @property
+    def ranks(self) -> tuple[np.ndarray, np.ndarray]:
+        """The wild and the calibrating samples in an order that does not depend on their rows."""
+        seed = self.experiment.seed
+        return ranks_by_content(self.wild, seed), ranks_by_content(self.calibration, seed)
+
     def all_scores(self) -> Scores:
         """By every score that needs no pass over samples and works here; only τ has to."""
-        found = {TAU: self.scores(TAU)}
-        for name in separators()[1:]:
-            if issubclass(find_method(name), InputScore):
-                continue
-            try:
-                found[name] = self.scores(name)
-            except (ThresholdError, ParamsError) as error:
-                with self.progress.task(f"filter, {self.experiment}", 1, "scores") as task:
-                    task.note(f"auto leaves out {name}: {error}")
-                    task.advance(1)
-        return found
+        found = dict(self._single_scores())
+        found[COMMITTEE] = self._committee(found)
+        try:
+            learned = self._learned(found)
+        except ThresholdError as error:
+            self._note(f"auto leaves out {LEARNED}: {error}")
+            return found
+        return {**found, LEARNED: (learned.wild, learned.calibration)}
 
     def scores(self, name: str) -> tuple[Tensor, Tensor]:
         """Of the wild data, and of the ID data that the threshold is chosen on."""
+        if name == TAU:
+            return self._tau(float(self.params.filter.temperature))
+        if name in (COMMITTEE, LEARNED):
+            found = self._single_scores(with_tau=name == LEARNED)
+            if name == COMMITTEE:
+                return self._committee(found)
+            learned = self._learned(found)
+            return learned.wild, learned.calibration
+        method = self.params.method(name)
         n_samples = len(self.wild) + len(self.calibrating)
-        total = (self.wild.n_classes, "classes") if name == TAU else (n_samples, "samples")
-        what = "" if self.params.filter.score == TAU else f", {name}"
-        with self.progress.task(f"filter, {self.experiment}{what}", *total) as task:
-            if name == TAU:
-                return self._tau(task)
-            method = self.params.method(name)
+        with self._task(name, n_samples, "samples") as task:
             if isinstance(method, InputScore):
                 wild, calibrating = self._by_input(method, task)
+                check_finite(name, wild, calibrating)
             else:
-                head = Head.of(self.classifier.head)
-                method.fit(Known(head, self.id_train, seed=self.experiment.seed, note=task.note))
-                wild = -method.scores(self.wild)
-                calibrating = -method.scores(self.calibrating, fitted_on=self.calibrates_on_training_data)
+                wild, calibrating = self._by_representation(name, method, task)
                 task.advance(n_samples)
-        for score in (wild, calibrating):
-            if n_undefined := int((~score.isfinite()).sum()):
-                raise ThresholdError(
-                    f"{name} gives NaN or infinity for {n_undefined} of {len(score)} samples; use another score"
-                )
         return wild, calibrating
 
-    def _tau(self, task: Task) -> tuple[Tensor, Tensor]:
-        own, seed, n_classes = self.params.filter, self.experiment.seed, self.wild.n_classes
+    def _single_scores(self, *, with_tau: bool = True) -> Scores:
+        """τ at every temperature, and every post-hoc score that works here."""
+        found = {tau_name(one): self._tau(one) for one in temperatures(self.params.filter)} if with_tau else {}
+        n_samples = len(self.wild) + len(self.calibrating)
+        for name, method in members(self.params).items():
+            try:
+                with self._task(name, n_samples, "samples") as task:
+                    found[name] = self._by_representation(name, method, task)
+                    task.advance(n_samples)
+            except (ThresholdError, ParamsError) as error:
+                self._note(f"{self.params.filter.score} leaves out {name}: {error}")
+        return found
+
+    def _committee(self, found: Scores) -> tuple[Tensor, Tensor]:
+        transforms = Transforms.fit({name: pair[1] for name, pair in found.items() if not is_tau(name)})
+        wild, calibrating = ({name: pair[side] for name, pair in found.items()} for side in (0, 1))
+        return transforms.committee(wild), transforms.committee(calibrating)
+
+    def _learned(self, found: Scores) -> Learned:
+        own = {name: pair for name, pair in found.items() if name != COMMITTEE}
+        with self._task(LEARNED, 1, "separator") as task:
+            learned = learn(self.wild, self.calibration, own, self.experiment.seed)
+            task.advance(1)
+        return learned
+
+    def _task(self, name: str, total: int, unit: str) -> AbstractContextManager[Task]:
+        what = "" if self.params.filter.score == TAU else f", {name}"
+        return self.progress.task(f"filter, {self.experiment}{what}", total, unit)
+
+    def _note(self, text: str) -> None:
+        with self.progress.task(f"filter, {self.experiment}", 1, "scores") as task:
+            task.note(text)
+            task.advance(1)
+
+    def _by_representation(self, name: str, method: PostHoc, task: Task) -> tuple[Tensor, Tensor]:
+        head, as_given = Head.of(self.classifier.head), self.classifier.as_given
+        known = Known(head, self.id_train, seed=self.experiment.seed, note=task.note, as_given=as_given)
+        if not self.calibrates_on_training_data:
+            wild, calibrating = outlier_scores(name, method, known, [self.wild, self.calibrating])
+            return wild, calibrating
+        (wild,) = outlier_scores(name, method, known, [self.wild])
+        calibrating = -method.scores(self.calibrating, fitted_on=True)
+        check_finite(name, calibrating)
+        return wild, calibrating
+
+    def _tau(self, temperature: float) -> tuple[Tensor, Tensor]:
+        own, seed, n_classes = self.params.filter.softened(temperature), self.experiment.seed, self.wild.n_classes
         device = resolve_device(self.params.device)
         wild, id_train = unlabeled(self.wild, own, seed, "wild"), labeled(self.id_train, own)
-        if own.calibration == "id-svd":
-            (wild_tau,) = tau(wild, [wild], id_train, n_classes, own, device, task)
-            (id_tau,) = tau(id_train, [id_train], id_train, n_classes, own, device)
-            return wild_tau, id_tau
-        held_out = own.calibration == "holdout"
-        calibrating = unlabeled(self.calibration, own, seed, "calibration") if held_out else id_train
-        wild_tau, id_tau = tau(wild, [wild, calibrating], id_train, n_classes, own, device, task)
+        with self._task(tau_name(temperature), n_classes, "classes") as task:
+            if own.calibration == "id-svd":
+                (wild_tau,) = tau(wild, [wild], id_train, n_classes, own, device, task)
+                (id_tau,) = tau(id_train, [id_train], id_train, n_classes, own, device)
+                return wild_tau, id_tau
+            held_out = own.calibration == "holdout"
+            calibrating = unlabeled(self.calibration, own, seed, "calibration") if held_out else id_train
+            wild_tau, id_tau = tau(wild, [wild, calibrating], id_train, n_classes, own, device, task)
         return wild_tau, id_tau
 
     def _by_input(self, method: InputScore, task: Task) -> tuple[Tensor, Tensor]:
@@ -237,23 +350,49 @@ def id_fit(id_train: RepresentationFile, calibration: RepresentationFile) -> IdF
     )
 
 
-def compare(scores: Scores, quantile: float, experiment: Experiment) -> tuple[str, list[Trial]]:
-    """The score to separate with, and the trials of all. The first one stays unless another surely finds more."""
-    wild, calibrating = (torch.stack([pair[side] for pair in scores.values()]) for side in (0, 1))
-    observed = torch.tensor(
-        [excess(calibrating[row], wild[row], quantile) for row in range(len(wild))], dtype=torch.float64
+def compare(
+    scores: Scores, ranks: tuple[np.ndarray, np.ndarray], quantile: float, experiment: Experiment
+) -> tuple[str, list[Trial]]:
+    """The score to separate with, and the trials of all.
+
+    The committee stays unless others surely find more than it does; of those, the one that finds most. `ranks` order
+    the wild and the calibrating samples by content, so that the order of rows does not matter.
+    """
+    # τ of classes that no wild sample is predicted as is not defined: no sample is less of an outlier
+    wild, calibrating = (
+        torch.stack([pair[side].nan_to_num(0.0) for pair in scores.values()])[:, np.argsort(ranks[side], kind="stable")]
+        for side in (0, 1)
     )
-    rng = generator(experiment.seed, f"filter-auto/{experiment.ood}")
-    resampled = resampled_excess(calibrating, wild, quantile, rng)
-    wins, spread = wins_over_first(resampled), resampled.std(dim=0)
+    resampled = resampled_excess(calibrating, wild, generator(experiment.seed, f"filter-auto/{experiment.ood}"))
     trials = []
-    for row, name in enumerate(scores):
-        defined = calibrating[row][~calibrating[row].isnan()]
+    for row, (name, (_, own)) in enumerate(scores.items()):
+        defined = own[~own.isnan()]
         threshold = score_threshold(defined, quantile) if len(defined) else torch.inf
-        n_candidates = int((wild[row] > threshold).sum())
-        trials.append(Trial(name, threshold, n_candidates, float(observed[row]), float(spread[row]), float(wins[row])))
-    usable = torch.tensor([0 < trial.n_candidates < wild.shape[1] for trial in trials])
-    return trials[chosen_score(observed, wins, usable)].score, trials
+        trials.append(
+            Trial(
+                score=name,
+                threshold=threshold,
+                n_candidates=int((wild[row] > threshold).sum()),
+                excess=partial_excess(calibrating[row], wild[row]),
+                excess_std=float(resampled[:, row].std()),
+                beaten=0.0,
+                drift=drift_of(calibrating[row], wild[row]),
+            )
+        )
+    usable = _usable(trials, wild.shape[1])
+    first = list(scores).index(COMMITTEE) if COMMITTEE in scores else 0
+    wins = (resampled > resampled[:, first, None]).double().mean(dim=0)
+    better = [row for row in usable if wins[row] >= CONFIDENCE] if first in usable else usable
+    chosen = max(better, key=lambda row: trials[row].excess, default=first)
+    beaten = (resampled[:, chosen, None] > resampled).double().mean(dim=0)
+    trials = [replace(trial, beaten=float(beaten[row]), is_chosen=row == chosen) for row, trial in enumerate(trials)]
+    return trials[chosen].score, trials
+
+
+def _usable(trials: list[Trial], n_wild: int) -> list[int]:
+    """Scores that leave some candidates, but not only candidates; without drift, if there are such."""
+    rows = [row for row, trial in enumerate(trials) if 0 < trial.n_candidates < n_wild] or [0]
+    return [row for row in rows if trials[row].drift <= DRIFT] or [min(rows, key=lambda row: trials[row].drift)]
 
 
 def _diagnosed(trial: Trial, scores: Scores, is_ood: Tensor | None) -> Trial:
@@ -263,14 +402,16 @@ def _diagnosed(trial: Trial, scores: Scores, is_ood: Tensor | None) -> Trial:
     wild = scores[trial.score][0]
     has_both = bool(is_ood.any() and not is_ood.all())
     auroc = ood_metrics(-wild[~is_ood].numpy(), -wild[is_ood].numpy()).auroc if has_both else math.nan
-    return Trial(**{**vars(trial), "errors": separation_errors(wild > trial.threshold, is_ood), "auroc": auroc})
+    return replace(trial, errors=separation_errors(wild > trial.threshold, is_ood), auroc=auroc)
 
 
-def _threshold(calibration: Tensor, wild: Tensor, quantile: float) -> float:
+def _threshold(calibration: Tensor, wild: Tensor, quantile: float, fdr: float | None = None) -> float:
     if len(calibration) == 0:
         raise ThresholdError(
             "no calibration sample is predicted as a class that occurs in the wild data; use a larger calibration set"
         )
+    if fdr is not None:
+        return _discoveries(calibration, wild, fdr)
     threshold = score_threshold(calibration, quantile)
     n_candidates = int((wild > threshold).sum())
     if 0 < n_candidates < len(wild):
@@ -286,8 +427,24 @@ def _threshold(calibration: Tensor, wild: Tensor, quantile: float) -> float:
     raise ThresholdError(f"filter.threshold_quantile {quantile:g} leaves {outcome}; {fix}")
 
 
+def _discoveries(calibration: Tensor, wild: Tensor, fdr: float) -> float:
+    threshold = discoveries_threshold(calibration, wild, fdr)
+    if threshold is not None:
+        if bool((wild > threshold).all()):
+            raise ThresholdError(f"filter.fdr {fdr:g} leaves nothing but candidate outliers; use a smaller one")
+        return threshold
+    n, m = len(calibration), len(wild)
+    needed, highest = math.ceil(m / (fdr * (n + 1))), int((wild > calibration.max()).sum())
+    raise ThresholdError(
+        f"filter.fdr {fdr:g} finds no candidates: p-values of {n:,} calibration samples are at least 1/{n + 1:,}, so "
+        f"at least {needed:,} of {m:,} wild samples must be above all of them, and {highest:,} are; use more "
+        "calibration samples, a larger fdr, another filter.score (auto), or fdr: null, which takes the quantile"
+    )
+
+
 def _metrics(result: Filtered) -> dict[str, Any]:
-    errors = asdict(result.errors) if result.errors else {"err_in": None, "err_out": None}
+    errors = asdict(result.errors) if result.errors else {"err_in": None, "err_out": None, "precision": None}
+    found = result.verdict
     metrics = {
         "score": result.candidates.score_name,
         "threshold": result.candidates.threshold,
@@ -297,6 +454,8 @@ def _metrics(result: Filtered) -> dict[str, Any]:
         "n_id_train": result.n_id_train,
         **errors,
         **asdict(result.fit),
+        "verdict": result.sentence,
+        "estimated": {**asdict(found), "beyond": found.beyond},
     }
     if not result.trials:
         return metrics

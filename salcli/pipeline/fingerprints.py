@@ -10,11 +10,12 @@ import hashlib
 import re
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from salcli.data.catalogue import custom_path, data_root, read_from
+from salcli.data.catalogue import custom_paths, data_root, read_from
 from salcli.data.folders import files_below, read_from_custom
 from salcli.params.reading import lookup, read_yaml
 from salcli.store.files import fingerprint, write_json
@@ -37,7 +38,8 @@ IMPORT = re.compile(r"^from (salcli[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 WORD = re.compile(r"\w+")
 DECLARATION = re.compile(r'^@method\("([^"]+)"', re.MULTILINE)
 FAMILIES = PACKAGE / "methods"
-TAU, AUTO = "sal", "auto"
+TAU, MADE_OF_OTHERS = "sal", ("auto", "learned", "committee")
+LIBRARIES = ("torchvision", "timm")
 
 
 def run(params_file: Path) -> Path:
@@ -61,7 +63,7 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
 
     def of_set(name: str) -> str:
         if name in data["custom"]:
-            return _listing(read_from_custom(name, custom_path(data["custom"][name], workspace.root)))
+            return _listing(read_from_custom(name, custom_paths(data["custom"][name], workspace.root)))
         return _listing(read_from(name, root))
 
     def of_given(key: str) -> str:
@@ -77,7 +79,8 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
         "evaluated": _joined(f"{name} {methods[name]}" for name in sorted(methods)),
         "separator": {variant: _separator(params, variant, methods) for variant in params["variant"]},
         "data": {name: of_set(name) for name in (data["id"], *data["ood"], *data["test_ood"])},
-        "weights": of_given("train_id.weights"),
+        "weights": _weights(workspace, params["model"]),
+        "embedder": _embedder(workspace, params, code_folder),
         "review": of_given("train_ood.review"),
         "network": _custom_code(params["model"]["backbone"], code_folder),
     }
@@ -151,6 +154,26 @@ def _custom_code(name: str, folder: Path) -> str:
     return code_fingerprint(name, folder)
 
 
+def _weights(workspace: Workspace, model: dict[str, Any]) -> str:
+    """Of a file of weights; those that a library publishes are known by its version."""
+    if model["weights"] is None:
+        return ""
+    if model["weights"] == "pretrained":
+        library = str(model["backbone"]).partition(":")[0]
+        return f"{library} {version(library)}" if library in LIBRARIES else ""
+    return fingerprint(workspace.given(model["weights"]))
+
+
+def _embedder(workspace: Workspace, params: dict[str, Any], code_folder: Path) -> str:
+    """All that decides what a frozen backbone makes of an image; empty where no backbone is frozen."""
+    model = params["model"]
+    if not model["frozen"]:
+        return ""
+    settings = [str(model[key]) for key in ("backbone", "head", "mean", "std")]
+    own = _weights(workspace, model), _custom_code(model["backbone"], code_folder), code_of("salcli.pipeline.embed")
+    return _joined([*settings, *own])
+
+
 # -- which methods a stage uses
 
 
@@ -168,9 +191,12 @@ def _score(params: dict[str, Any], variant: str) -> str:
 
 
 def _separator(params: dict[str, Any], variant: str, methods: dict[str, str]) -> str:
-    """Code and hyper-parameters of the score that a variant's filter uses; all for `auto`. τ is part of the stage."""
+    """Code and hyper-parameters of the score that a variant's filter uses; all for those made of others.
+
+    τ is part of the stage.
+    """
     score = _score(params, variant)
-    used = sorted(methods) if score == AUTO else [] if score == TAU else [score]
+    used = sorted(methods) if score in MADE_OF_OTHERS else [] if score == TAU else [score]
     return _joined(f"{methods.get(name)} {params['methods'].get(name)}" for name in used)
 
 

@@ -8,17 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salcli.data.duplicates import not_in, pixel_digests
+from salcli.data.duplicates import Digests, not_in
+from salcli.data.samples import check_same_shape
 from salcli.data.splits import split_ood
 from salcli.engine.batches import LabeledRows, Rows
-from salcli.errors import BadArtifactError, DataError, ParamsError
-from salcli.models.backbones import is_hooked
-from salcli.models.custom import code_fingerprint, find_head
-from salcli.models.network import Classifier, NetworkSpec
-from salcli.params.schema import AUTO, DataParams, ModelParams, Params
-from salcli.progress import Progress, Silent
+from salcli.errors import BadArtifactError, DataError
+from salcli.models.network import Classifier
+from salcli.params.schema import DataParams, Params
 from salcli.store.formats import (
     RepresentationFile,
+    read_digests,
     read_file_names,
     read_id_split,
     read_network,
@@ -29,7 +28,6 @@ from salcli.store.formats import (
 from salcli.store.layout import Experiment, Workspace, prepared_set, unseen_set
 
 IdPart = Literal["train", "calibration", "test"]
-ROWS_FOR_STATISTICS = 1024  # at a time
 
 
 def id_samples(workspace: Workspace, params: Params, part: IdPart, experiment: Experiment) -> LabeledRows:
@@ -48,9 +46,7 @@ def wild_samples(workspace: Workspace, params: Params, experiment: Experiment) -
     return Rows(tuple(read_samples(workspace.find(prepared_set(name))).array for name in names), source)
 
 
-def ood_test_samples(
-    workspace: Workspace, params: Params, experiment: Experiment, unseen: str = "", progress: Progress | None = None
-) -> Rows:
+def ood_test_samples(workspace: Workspace, params: Params, experiment: Experiment, unseen: str = "") -> Rows:
     """OOD samples for the test: what is left of the set in the wild data, or an unseen set.
 
     A set that is in the wild data of another experiment is tested on what is left there, because two sets may share
@@ -59,13 +55,14 @@ def ood_test_samples(
     if not unseen:
         samples = read_samples(workspace.find(prepared_set(experiment.ood)))
         return Rows((samples.array,), read_wild_set(workspace.find(experiment.wild)).ood_test)
-    samples, data = read_samples(workspace.find(unseen_set(unseen))), params.data
+    found, data = workspace.find(unseen_set(unseen)), params.data
+    samples, id_found = read_samples(found), workspace.find(prepared_set(data.id))
+    check_same_shape({data.id: read_samples(id_found).array.shape[1:], unseen: samples.array.shape[1:]})
     if unseen in data.ood:
         # split as `prepare` splits it for its own experiment
         pool = np.arange(len(samples))
         if unseen in data.custom:
-            id_set = read_samples(workspace.find(prepared_set(data.id)))
-            pool = not_in(id_set.array, samples.array, each_once=True)
+            pool = not_in(read_digests(id_found), read_digests(found), each_once=True)
         is_test = None if samples.is_test is None else samples.is_test[pool]
         index = pool[split_ood(len(pool), is_test, data.ood_wild_share, experiment.seed).test]
     else:
@@ -73,23 +70,20 @@ def ood_test_samples(
     rows = Rows((samples.array,), index)
     if unseen not in data.custom:
         return rows
-    is_known = _is_known(rows, wild_samples(workspace, params, experiment), unseen, progress or Silent())
+    is_known = np.isin(read_digests(found)[index], _known_digests(workspace, params, experiment))
     if is_known.all():
         raise DataError(
-            f"all {len(index)} images of {unseen} are also in the ID data or in the wild data ({experiment.ood}); "
-            "a test needs images that are not"
+            f"all {len(index)} samples of {unseen} are also in the ID data or in the wild data ({experiment.ood}); "
+            "a test needs samples that are not"
         )
     return rows.select(~is_known)
 
 
-def _is_known(rows: Rows, wild: Rows, name: str, progress: Progress) -> np.ndarray:
-    """Which images are in the ID data or in the wild data, so that networks may have been trained on them."""
-    id_set, ood_set = wild.arrays
-    in_wild = wild.index[wild.index >= len(id_set)] - len(id_set)
-    n_compared = len(rows) + len(id_set) + len(in_wild)
-    with progress.task(f"compare {name} with ID and wild data", n_compared, "images") as task:
-        known = [pixel_digests(id_set, task=task), pixel_digests(ood_set, in_wild, task)]
-        return np.isin(pixel_digests(rows.arrays[0], rows.index, task), np.concatenate(known))
+def _known_digests(workspace: Workspace, params: Params, experiment: Experiment) -> Digests:
+    """Of the samples in the ID data or in the wild data, which networks may have been trained on."""
+    id_set, ood_set = (read_digests(workspace.find(prepared_set(name))) for name in (params.data.id, experiment.ood))
+    source = read_wild_set(workspace.find(experiment.wild)).source
+    return np.concatenate([id_set, ood_set[source[source >= len(id_set)] - len(id_set)]])
 
 
 def classifier(workspace: Workspace, experiment: Experiment) -> Classifier:
@@ -136,52 +130,3 @@ def wild_file_names(workspace: Workspace, params: Params, experiment: Experiment
 
 def class_names(workspace: Workspace, data: DataParams) -> tuple[str, ...]:
     return read_samples(workspace.find(prepared_set(data.id))).class_names
-
-
-# -- the network that params.yaml asks for
-
-
-def network_spec(params: ModelParams, training: LabeledRows) -> NetworkSpec:
-    """The network of params.yaml, for these classes and channels."""
-    shape = training.rows.sample_shape
-    auto = _channel_statistics(training.rows) if AUTO in (params.mean, params.std) else ((), ())
-    given = {"mean": params.mean, "std": params.std}
-    values = {name: auto[i] if given[name] == AUTO else given[name] for i, name in enumerate(given)}
-    for name, value in values.items():
-        if len(value) != shape[0]:
-            raise ParamsError(
-                f"model.{name} has {len(value)} values, but the images have {shape[0]} channels; "
-                "give one for each, or auto"
-            )
-    head = None
-    if is_hooked(params.backbone):
-        head = find_head(params.backbone, params.head, training.n_classes, shape)  # type: ignore[arg-type]
-    return NetworkSpec(
-        backbone=params.backbone,
-        n_classes=training.n_classes,
-        mean=tuple(values["mean"]),  # type: ignore[arg-type]
-        std=tuple(values["std"]),  # type: ignore[arg-type]
-        drop_rate=params.drop_rate,
-        head=head,
-    )
-
-
-def code_of_network(workspace: Workspace, params: ModelParams) -> dict[str, str]:
-    """The fingerprint of a custom network's code: with other code it is another network."""
-    code = code_fingerprint(params.backbone, workspace.given(params.code))
-    return {"code": code} if code else {}
-
-
-def _channel_statistics(rows: Rows) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, on a scale of 0 to 1."""
-    count, total, squares = 0, torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    for start in range(0, len(rows), ROWS_FOR_STATISTICS):
-        block = rows.read(slice(start, start + ROWS_FOR_STATISTICS))
-        pixels = block.transpose(0, 1).flatten(1).double() / 255
-        count += pixels.shape[1]
-        total = total + pixels.sum(dim=1)
-        squares = squares + pixels.square().sum(dim=1)
-    mean = total / count
-    std = ((squares / count - mean.square()) * count / (count - 1)).clamp(min=0).sqrt()
-    std = std.clamp(min=1e-3)  # a constant channel has nothing to scale
-    return tuple(mean.tolist()), tuple(std.tolist())

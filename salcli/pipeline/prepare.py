@@ -1,28 +1,31 @@
-"""prepare: decode the data sets, split the ID data, and mix the wild data."""
+"""prepare: decode (and with a frozen backbone embed) the data sets, split the ID data, and mix the wild data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.catalogue import custom_path, data_root, load_source
-from salcli.data.decoding import Block, Shape, check_shape, decode, dtype_of
-from salcli.data.duplicates import first_of_each, not_in, pixel_digests
-from salcli.data.folders import read_custom
-from salcli.data.samples import Source
+from salcli.data.catalogue import custom_paths, data_root, load_source
+from salcli.data.decoding import Block, Shape, check_kind, decode, one_ahead, vector_blocks
+from salcli.data.duplicates import Digests, first_of_each, not_in, sample_digests
+from salcli.data.folders import read_custom, top_folder
+from salcli.data.samples import Source, check_same_shape, some_of
 from salcli.data.splits import IdSplit, OodSplit, mix_wild, split_id, split_ood, wild_as_it_is
+from salcli.data.vectors import LABEL_NAMES
 from salcli.errors import DataError, printable
-from salcli.params.schema import DataParams
+from salcli.params.schema import DataParams, Params
 from salcli.progress import Progress, Silent
 from salcli.store.formats import (
     Description,
     WildSet,
+    read_digests,
+    read_file_names,
     read_id_split,
     read_samples,
     write_id_split,
@@ -31,6 +34,9 @@ from salcli.store.formats import (
     write_wild_truth,
 )
 from salcli.store.layout import UNKNOWN, Artifact, Experiment, Workspace, prepared_set
+
+if TYPE_CHECKING:
+    from salcli.models.pretrained import Embedder
 
 SHOWN = 3  # names of bad images
 
@@ -47,34 +53,95 @@ class Prepared:
 
 def prepare_set(
     workspace: Workspace,
-    params: DataParams,
+    params: Params,
     name: str,
     progress: Progress | None = None,
     artifact: Artifact | None = None,
+    embedder: Embedder | None = None,
 ) -> Prepared:
-    """Decode one data set."""
-    if name in params.custom:
-        path_of_set = custom_path(params.custom[name], workspace.root)
-        source = read_custom(name, path_of_set, labeled=name == params.id)
-        root = path_of_set if path_of_set.is_dir() else path_of_set.parent
-    else:
-        root = data_root(params_root=params.root, workspace=workspace.root)
-        source = load_source(name, root)
-    shape = Shape(params.channels, params.image_size)
+    """Decode one data set. Of a frozen backbone, only the features are stored.
+
+    An `embedder` that is given need not be built again; without one it is built where params.yaml asks for it.
+    """
+    data = params.data
+    source, root = _source(workspace, data, name)
     if len(source) == 0:
-        raise DataError(f"{name} holds no images; get it again with: salcli data fetch {name}")
-    if name == params.id:
+        raise DataError(f"{name} holds no samples; get it again with: salcli data fetch {name}")
+    if name == data.id:
         check_classes(name, source)
-    check_shape(name, source, shape)
-    path = workspace.target(artifact or prepared_set(name))
-    decoded = _Decoded(name, root, source, {"image_size": shape.size, "channels": shape.channels, "fit": source.fit})
-    with (progress or Silent()).task(name, len(source), "images") as task:
-        skip = params.on_bad_image == "skip"
-        with closing(decode(source, shape, task, skip_bad=skip)) as blocks:
-            axes, dtype = (len(source), *shape.axes), dtype_of(source)
-            write_streamed_samples(path, axes, dtype, decoded.watch(blocks), decoded.describe, may_be_fewer=skip)
-    counts = {"images": decoded.n_kept, "classes": len(source.class_names), "skipped": len(decoded.bad)}
+    if embedder is None and params.model.frozen:
+        from salcli.pipeline.embed import embedder_for  # its code has a fingerprint of its own
+
+        embedder = embedder_for(params, workspace)
+    shape = _shape(data, embedder)
+    check_kind(name, source, shape)
+    path, skip = workspace.target(artifact or prepared_set(name)), data.on_bad_image == "skip" and shape is not None
+    with (progress or Silent()).task(name, len(source), source.kind) as task, ExitStack() as stack:
+        decoded = _Decoded(name, root, source, _about(source, shape, embedder))
+        if shape is None:
+            assert source.array is not None
+            blocks, axes = vector_blocks(source, task), source.array.shape[1:]
+        elif embedder is None:
+            blocks, axes = decode(source, shape, task, skip_bad=skip), shape.axes
+        else:
+            blocks, axes = one_ahead(decode(source, shape, Silent(), skip_bad=skip)), (embedder.n_features,)
+        arrays = decoded.watch(stack.enter_context(closing(blocks)))
+        if embedder is not None:
+            from salcli.pipeline.embed import computing_vectors, embedded
+
+            arrays = embedded(name, embedder, stack.enter_context(computing_vectors(params)), arrays, task)
+        dtype = np.dtype(np.uint8 if len(axes) == 3 else np.float32)
+        write_streamed_samples(path, (len(source), *axes), dtype, arrays, decoded.describe, may_be_fewer=skip)
+    counts = {source.kind: decoded.n_kept, "classes": len(source.class_names), "skipped": len(decoded.bad)}
     return Prepared(name, counts, [path], decoded.note())
+
+
+def _source(workspace: Workspace, data: DataParams, name: str) -> tuple[Source, Path]:
+    """The set as it is on disk, and the folder that its file names start from."""
+    if name in data.custom:
+        paths = custom_paths(data.custom[name], workspace.root)
+        return read_custom(name, paths, labeled=name == data.id, columns=data.columns.named), top_folder(paths)
+    root = data_root(params_root=data.root, workspace=workspace.root)
+    return load_source(name, root), root
+
+
+def original_images(
+    workspace: Workspace, params: Params, prepared: Artifact, index: NDArray[np.int64], size: int
+) -> list[NDArray[np.uint8] | None]:
+    """Images of a set of which only features are stored, to look at; None for a file that is gone."""
+    source, root = _source(workspace, params.data, prepared.name)
+    names = read_file_names(workspace.find(prepared))
+    if names and source.files:  # bad images may have been skipped, so positions need not agree
+        files = tuple(root / names[i] for i in index)
+        source = replace(source, files=files, labels=None, is_test=None)
+    else:
+        source = source.take(index)
+    images: list[NDArray[np.uint8] | None] = [None] * len(index)
+    with closing(decode(source, Shape(3, size), Silent(), skip_bad=True)) as blocks:
+        for block in blocks:
+            for i, image in zip(block.index, block.images, strict=True):
+                images[int(i)] = image
+    return images
+
+
+def _shape(data: DataParams, embedder: Embedder | None) -> Shape | None:
+    """The shape of images; None where the project works on vectors that are given as such."""
+    if embedder is not None:
+        wanted = embedder.spec.preprocessing
+        return Shape(len(wanted.mean), wanted.resize, wanted.interpolation)
+    if data.image_size is None or data.channels is None:
+        return None
+    return Shape(data.channels, data.image_size)
+
+
+def _about(source: Source, shape: Shape | None, embedder: Embedder | None) -> dict[str, Any]:
+    if shape is None:
+        return {}
+    images = {"image_size": shape.size, "channels": shape.channels, "fit": source.fit}
+    return images | ({} if embedder is None else {"embedder": asdict(embedder.spec)})
+
+
+# -- what passes from the decoder to the file
 
 
 class _Decoded:
@@ -83,6 +150,7 @@ class _Decoded:
     def __init__(self, name: str, root: Path, source: Source, about: dict[str, Any]) -> None:
         self.name, self.root, self.source, self.about = name, root, source, about
         self.kept: list[NDArray[np.int64]] = []
+        self.digests: list[Digests] = []
         self.bad: list[tuple[Path, str]] = []
 
     @property
@@ -92,6 +160,7 @@ class _Decoded:
     def watch(self, blocks: Iterable[Block]) -> Iterator[NDArray[Any]]:
         for block in blocks:
             self.kept.append(block.index)
+            self.digests.append(sample_digests(block.images))
             self.bad += block.bad
             yield block.images
 
@@ -109,12 +178,10 @@ class _Decoded:
                     f"{self.name}: no image of class {self.source.class_names[lost[0]]} could be decoded; {self.note()}"
                 )
         skipped = {"n_skipped": len(self.bad), "skipped": [name for name, _ in self._bad_names()[:SHOWN]]}
-        return Description(
-            self.name, labels, self.source.class_names, is_test, {**self.about, **skipped}, self._files(kept)
-        )
-
-    def _files(self, kept: NDArray[np.int64]) -> tuple[str, ...]:
-        return tuple(str(self._below_root(self.source.files[i])) for i in kept) if self.source.files else ()
+        source = self.source.take(kept) if skipped["n_skipped"] else self.source
+        names = tuple(str(self._below_root(path)) for path in source.files) or source.row_ids
+        about, digests = {**self.about, **skipped}, np.concatenate(self.digests)
+        return Description(self.name, labels, source.class_names, is_test, about, names, source.shown, digests)
 
     def _below_root(self, path: Path) -> Path:
         """A list may name files in other folders."""
@@ -134,28 +201,31 @@ class _Decoded:
 def check_classes(name: str, source: Source) -> None:
     """ID data need labels, of two classes at least."""
     if source.labels is None:
-        raise DataError(
-            f"{name} has no labels, so it cannot be the ID set; put its images into one folder a class, "
-            "or `labels` into its .npz file"
-        )
+        fix = "put its images into one folder a class, or `labels` into its .npz file"
+        if source.is_vectors:
+            fix = f"add them as a column named {', '.join(LABEL_NAMES)}, or name theirs: data.columns.label"
+        raise DataError(f"{name} has no labels, so it cannot be the ID set; {fix}")
     if len(source.class_names) < 2:
-        raise DataError(
-            f"{name} has one class only ({', '.join(source.class_names)}); ID data need at least two, a folder for each"
-        )
+        fix = "" if source.is_vectors else ", a folder for each"
+        raise DataError(f"{name} has one class only ({', '.join(source.class_names)}); ID data need at least two{fix}")
+    if source.is_vectors:
+        alone = np.flatnonzero(np.bincount(source.labels, minlength=len(source.class_names)) < 2)
+        if len(alone):
+            raise DataError(
+                f"{name}: {len(alone):,} of {len(source.class_names):,} classes have one vector only "
+                f"({some_of([source.class_names[k] for k in alone])}), but training, calibration and test need some; "
+                "add vectors, or name the column of the classes: data.columns.label"
+            )
 
 
-def prepare_split(
-    workspace: Workspace, params: DataParams, experiment: Experiment, progress: Progress | None = None
-) -> Prepared:
+def prepare_split(workspace: Workspace, params: DataParams, experiment: Experiment) -> Prepared:
     """Split the ID data into training, calibration, wild and test samples."""
-    id_set = read_samples(workspace.find(prepared_set(params.id)))
+    found = workspace.find(prepared_set(params.id))
+    id_set = read_samples(found)
     if id_set.labels is None:
         raise DataError(f"{params.id} has no labels, so it cannot be the ID set")
     shares, is_custom = params.id_shares.model_dump(), params.id in params.custom
-    kept = np.arange(len(id_set))
-    if is_custom:
-        with (progress or Silent()).task(f"compare {params.id}", len(id_set), "images") as task:
-            kept = first_of_each(pixel_digests(id_set.array, task=task))
+    kept = first_of_each(read_digests(found)) if is_custom else np.arange(len(id_set))
     is_test = None if id_set.is_test is None else id_set.is_test[kept]
     names = id_set.class_names if is_custom else ()
     split = split_id(id_set.labels[kept], shares, experiment.seed, is_test, class_names=names)
@@ -169,31 +239,24 @@ def prepare_split(
 
 
 def _left_out(n: int, name: str, other: str) -> str:
-    """Copies of an image in several parts would break their separation: a test must not use training images."""
+    """Copies of a sample in several parts would break their separation: a test must not use training samples."""
     if n == 0:
         return ""
     if name == other:
-        return f"{name}: {n} images are copies of others in it, pixel by pixel, and are left out"
-    return f"{name}: {n} images are also in {other}, pixel by pixel, and are left out"
+        return f"{name}: {n} samples are exact copies of others in it, and are left out"
+    return f"{name}: {n} samples are also in {other}, exactly equal, and are left out"
 
 
-def prepare_wild(
-    workspace: Workspace, params: DataParams, experiment: Experiment, progress: Progress | None = None
-) -> Prepared:
+def prepare_wild(workspace: Workspace, params: DataParams, experiment: Experiment) -> Prepared:
     """Mix the wild data, and keep the rest of the OOD data for the test."""
     ood, seed, pi = experiment.ood, experiment.seed, experiment.pi
-    id_set, ood_set = (read_samples(workspace.find(prepared_set(name))) for name in (params.id, ood))
-    if id_set.array.shape[1:] != ood_set.array.shape[1:]:
-        raise DataError(
-            f"images of {ood} are {ood_set.array.shape[1:]}, those of {params.id} are {id_set.array.shape[1:]} "
-            "(channels, height, width); they must agree"
-        )
+    sets = {name: workspace.find(prepared_set(name)) for name in (params.id, ood)}
+    id_set, ood_set = (read_samples(found) for found in sets.values())
+    check_same_shape({params.id: id_set.array.shape[1:], ood: ood_set.array.shape[1:]})
     id_pool, pool = read_id_split(workspace.find(experiment.split)).wild, np.arange(len(ood_set))
     if ood in params.custom:
-        n_compared = len(id_set) + len(ood_set)
-        with (progress or Silent()).task(f"compare {ood} with {params.id}", n_compared, "images") as task:
-            # twice in wild data that come as they are is twice in the wild; a test set must not have what is wild
-            pool = not_in(id_set.array, ood_set.array, task, each_once=pi != UNKNOWN)
+        # twice in wild data that come as they are is twice in the wild; a test set must not have what is wild
+        pool = not_in(*(read_digests(found) for found in sets.values()), each_once=pi != UNKNOWN)
     if pi == UNKNOWN:
         ood_split = OodSplit(pool, np.empty(0, np.int64))
         mixture = wild_as_it_is(pool, len(id_set))

@@ -28,7 +28,7 @@ CALIBRATIONS = ("train", "holdout", "id-svd")
 QUANTILE = 0.95
 # Training as in the authors' code: plain SGD on the points as they are.
 EPOCHS, BATCH_SIZE, LR, WEIGHT_DECAY = 3, 32, 0.01, 0.4
-MEAN, STD = (0.0, 0.0), (1 / 255, 1 / 255)  # undo the scaling that images get
+MEAN, STD = (0.0, 0.0), (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class ToyRun:
 
 @dataclass(frozen=True)
 class _Points:
-    """n points as images of one pixel, with labels."""
+    """n points with labels."""
 
-    images: Tensor
+    vectors: Tensor  # n, 2
     labels: Tensor
 
 
@@ -86,9 +86,9 @@ def run(seeds: Sequence[int], sizes: ToySizes | None = None, progress: Progress 
         for seed in seeds:
             training, calibration, wild = _split(inliers, sizes, seed)
             network = _train(training, seed)
-            for scenario, images in outliers.items():
-                chosen = generator(seed, f"toy, {scenario}").permutation(len(images))[: sizes.outliers]
-                results.append(_filter(network, training, calibration, wild, images[chosen], scenario, seed))
+            for scenario, vectors in outliers.items():
+                chosen = generator(seed, f"toy, {scenario}").permutation(len(vectors))[: sizes.outliers]
+                results.append(_filter(network, training, calibration, wild, vectors[chosen], scenario, seed))
             task.advance(1)
     return results
 
@@ -114,16 +114,16 @@ def _train(training: _Points, seed: int) -> Classifier:
         for _ in range(EPOCHS):
             for batch in torch.randperm(n, generator=order).split(BATCH_SIZE):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
-                loss = cross_entropy(network(training.images[batch]), training.labels[batch])
+                loss = cross_entropy(network(training.vectors[batch]), training.labels[batch])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
     return network.eval()
 
 
-def _factors(network: Classifier, images: Tensor, labels: Tensor | None = None) -> Factors:
+def _factors(network: Classifier, vectors: Tensor, labels: Tensor | None = None) -> Factors:
     """Gradients with the given labels, else with the predicted ones."""
     with torch.inference_mode():
-        feature, logits = network.features_and_logits(images)
+        feature, logits = network.features_and_logits(vectors)
     label = logits.argmax(1) if labels is None else labels
     return Factors(last_layer_residual(logits, label), feature, label)
 
@@ -138,11 +138,11 @@ def _filter(
     seed: int,
 ) -> ToyRun:
     """Class-conditional ∇̄ and v (Remark 2), and the threshold that each way to calibrate leads to."""
-    wild = torch.cat([inliers.images, outliers])
-    is_ood = torch.arange(len(wild)) >= len(inliers.images)
+    wild = torch.cat([inliers.vectors, outliers])
+    is_ood = torch.arange(len(wild)) >= len(inliers.vectors)
     id_train, held_out, wild_factors = (
-        _factors(network, training.images, training.labels),
-        _factors(network, calibration.images),
+        _factors(network, training.vectors, training.labels),
+        _factors(network, calibration.vectors),
         _factors(network, wild),
     )
     classes = range(len(readers.MEANS))
@@ -150,11 +150,11 @@ def _filter(
     tau, train_tau, held_out_tau = class_conditional_scores(wild_factors, sources, id_train, classes, n_vectors=1)
     (own_tau,) = class_conditional_scores(id_train, [id_train], id_train, classes, n_vectors=1)
     calibrated = dict(zip(CALIBRATIONS, (train_tau, held_out_tau, own_tau), strict=True))
-    predicted = network(training.images).argmax(1)
+    predicted = network(training.vectors).argmax(1)
     return ToyRun(
         scenario=scenario,
         seed=seed,
-        wild=wild.flatten(1),
+        wild=wild,
         is_ood=is_ood,
         inlier_class=inliers.labels,
         tau=tau,

@@ -1,10 +1,14 @@
-"""train-id: fit the classifier h_w on labeled ID data (Eq. 3), or use given weights."""
+"""train-id: fit the classifier h_w on labeled ID data (Eq. 3), or use given weights.
+
+By SGD; or, on vectors, by a full fit of the linear head.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,15 +17,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from salcli.engine.augmentation import Augmentation
-from salcli.engine.batches import Batch, Batches
+from salcli.engine.batches import Batch, Batches, LabeledRows
 from salcli.engine.device import Compute, computing
 from salcli.engine.inference import accuracy, in_batches
+from salcli.engine.linear import ROUNDS, Examples, FullFit
 from salcli.engine.training import BatchResult, Epoch, Run, reproducible, train
 from salcli.errors import WeightsError
+from salcli.methods.base import LBFGS
 from salcli.models.network import Classifier, check_custom_head
-from salcli.models.weights import load_weights
+from salcli.models.pretrained import PRETRAINED, load_given
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import code_of_network, id_samples, network_spec
+from salcli.pipeline.inputs import id_samples
+from salcli.pipeline.networks import code_of_network, network_spec
 from salcli.progress import Progress, Silent
 from salcli.sal.seeding import derived_seed
 from salcli.store.files import fingerprint, write_csv, write_json
@@ -72,7 +79,7 @@ def run(
     progress, seed = progress or Silent(), experiment.seed
     training = id_samples(workspace, params, "train", experiment)
     test = id_samples(workspace, params, "test", experiment)
-    weights = workspace.given(params.train_id.weights) if params.train_id.weights else None
+    weights = _given_weights(workspace, params)
     about = workspace.about(
         experiment.classifier,
         data=params.data.id,
@@ -80,32 +87,24 @@ def run(
         train_id=params.train_id.model_dump(),
         model=params.model.model_dump(),
         numerics=params.numerics.model_dump(),
-        **({"weights": fingerprint(weights)} if weights else {}),
+        **({"weights": fingerprint(weights)} if isinstance(weights, Path) else {}),
         **code_of_network(workspace, params.model),
     )
+    is_fitted = params.train_id.solver == LBFGS
+    is_given = not is_fitted and params.train_id.epochs == 0
     with computing(params.device, params.numerics) as compute:
         with reproducible(seed, "train-id") as generator:
             network = Classifier(network_spec(params.model, training))
-            is_given = params.train_id.epochs == 0
             if weights:
-                _start_from(weights, network, params.train_id.epochs)
+                _start_from(weights, network, progress, is_given=is_given)
             elif is_given:
                 check_custom_head(network)
-            augment = torch.Generator().manual_seed(derived_seed(seed, "augment"))
-            course = Run(
-                network=network,
-                objective=_objective,
-                batches=Batches(training, compute, Augmentation(params.train_id.augment, augment)),
-                n_samples=len(training),
-                params=params.train_id,
-                compute=compute,
-                generator=generator,
-                stateful={"augmentation": augment},
-            )
-            with progress.task(f"train-id, seed {seed}", course.total_samples, "samples") as task:
-                point = workspace.target(experiment.resume_state("train-id"))
-                keeper = ResumePoint(point, {**about, "processes": compute.processes.size}, task)
-                curve = train(course, task, keeper)
+            state = workspace.target(experiment.resume_state("train-id"))
+            if is_fitted:
+                curve, about["penalty"] = _fit(network, training, params, compute, progress, seed)
+            else:
+                settings = {**about, "processes": compute.processes.size}
+                curve = _train(network, training, params, compute, progress, generator, (state, settings), seed)
         with progress.task("accuracy", len(training) + len(test), "samples") as task:
             train_accuracy, test_accuracy = (
                 accuracy(network, part.rows, part.labels, BATCH_SIZE, compute, task) for part in (training, test)
@@ -117,8 +116,45 @@ def run(
             write_network(written[0], network, about)
             write_csv(written[1], [asdict(epoch) for epoch in curve], fieldnames=("epoch", "loss", "accuracy"))
             write_json(written[2], {"train_accuracy": train_accuracy, "test_accuracy": test_accuracy})
-            keeper.clear()
+            state.unlink(missing_ok=True)
     return TrainedClassifier(seed, curve[-1] if curve else None, train_accuracy, test_accuracy, written, check)
+
+
+def _train(
+    network: Classifier,
+    training: LabeledRows,
+    params: Params,
+    compute: Compute,
+    progress: Progress,
+    generator: torch.Generator,
+    resume: tuple[Path, dict[str, Any]],  # where the state of an unfinished run is, and what it must agree with
+    seed: int,
+) -> list[Epoch]:
+    """By SGD."""
+    augment = torch.Generator().manual_seed(derived_seed(seed, "augment"))
+    course = Run(
+        network=network,
+        objective=_objective,
+        batches=Batches(training, compute, Augmentation(params.train_id.augment, augment)),
+        n_samples=len(training),
+        params=params.train_id,
+        compute=compute,
+        generator=generator,
+        stateful={"augmentation": augment},
+    )
+    with progress.task(f"train-id, seed {seed}", course.total_samples, "samples") as task:
+        return train(course, task, ResumePoint(*resume, task))
+
+
+def _fit(
+    network: Classifier, training: LabeledRows, params: Params, compute: Compute, progress: Progress, seed: int
+) -> tuple[list[Epoch], float]:
+    """The linear head, in full. Also returns its penalty."""
+    compute.place(network)
+    examples = Examples.of_classes(training.rows, training.labels)
+    fit = FullFit(network.head, network.features, examples, params.train_id.penalty, seed, compute.device)
+    with progress.task(f"train-id, seed {seed}", ROUNDS, "rounds") as task:
+        return fit.run(task)
 
 
 def _objective(network: nn.Module, batch: Batch) -> BatchResult:
@@ -127,9 +163,23 @@ def _objective(network: nn.Module, batch: Batch) -> BatchResult:
     return BatchResult(cross_entropy(logits, labels), (logits.argmax(1) == labels).sum())
 
 
-def _start_from(weights: Path, network: Classifier, epochs: int) -> None:
-    report = load_weights(network, weights)
-    if epochs == 0 and not report.head_was_loaded:
+def _given_weights(workspace: Workspace, params: Params) -> Path | Literal["pretrained"] | None:
+    """Those of a frozen backbone are used by `prepare`."""
+    given = params.model.weights
+    if given is None or params.model.frozen:
+        return None
+    return PRETRAINED if given == PRETRAINED else workspace.given(given)
+
+
+def _start_from(
+    weights: Path | Literal["pretrained"], network: Classifier, progress: Progress, *, is_given: bool
+) -> None:
+    with progress.task("weights", 1, "files") as task:
+        report = load_given(network, weights)
+        if report.note and not is_given:
+            task.note(report.note)
+        task.advance(1)
+    if is_given and not report.head_was_loaded:
         raise WeightsError(
             f"{weights} has no head for {network.spec.n_classes} classes, so it cannot be used without training; "
             "set train_id.epochs to 1 or more"

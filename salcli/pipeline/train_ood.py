@@ -11,12 +11,14 @@ from typing import Any
 
 from salcli.engine.device import computing
 from salcli.engine.inference import accuracy
+from salcli.engine.linear import ROUNDS, FullFit
 from salcli.engine.training import Epoch, train
 from salcli.errors import TrainingError
-from salcli.methods.base import IdTrained, Start, Trained, WildTrained, find_method
+from salcli.methods.base import LBFGS, IdTrained, Start, Trained, WildTrained, find_method
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import classifier, code_of_network, id_samples, network_spec, wild_samples
+from salcli.pipeline.inputs import classifier, id_samples, wild_samples
+from salcli.pipeline.networks import code_of_network, network_spec
 from salcli.pipeline.review import Reviewed, reviewed
 from salcli.progress import Progress, Silent
 from salcli.store.files import fingerprint, write_csv
@@ -90,7 +92,9 @@ def run(
             note = f"{params.train_ood.review} does not mention this experiment, so its candidates stay as they are"
         trained, curves = job.run(note)
         written = [workspace.target(artifact) for artifact in (job.target, experiment.curve(name))]
-        is_accuracy = len(curves) == 1 and "" in curves  # contrast counts something else
+        # contrast counts something else, and so does a fit of the OOD head
+        is_head_alone = not rival and params.train_ood.solver == LBFGS
+        is_accuracy = len(curves) == 1 and "" in curves and not is_head_alone
         train_accuracy = None if is_accuracy else job.accuracy_of(trained, training)
         if compute.processes.is_main:
             job.write(trained, curves, written)
@@ -159,11 +163,15 @@ class _Job:
         phase = next(phases)
         while True:
             what = " ".join(filter(None, (self.name, phase.name)))
-            with self.start.progress.task(f"{what}, {self.experiment}", phase.run.total_samples, "samples") as task:
+            total = (ROUNDS, "rounds") if isinstance(phase.run, FullFit) else (phase.run.total_samples, "samples")
+            with self.start.progress.task(f"{what}, {self.experiment}", *total) as task:
                 if note and not curves:
                     task.note(note)
-                keeper = ResumePoint(self._state(phase.name), {**fixed, "params": dict(phase.settings)}, task)
-                curves[phase.name] = train(phase.run, task, keeper)
+                if isinstance(phase.run, FullFit):  # takes seconds: nothing to resume
+                    curves[phase.name], _ = phase.run.run(task)
+                else:
+                    keeper = ResumePoint(self._state(phase.name), {**fixed, "params": dict(phase.settings)}, task)
+                    curves[phase.name] = train(phase.run, task, keeper)
             try:
                 phase = phases.send(curves[phase.name])
             except StopIteration as finished:

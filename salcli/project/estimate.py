@@ -1,6 +1,6 @@
-"""What an experiment will cost, from its params and published sizes. Estimates, not measurements.
+"""What an experiment will cost: work and memory from its params and published sizes, time from a short measurement.
 
-Work is the number of images that go through a network:
+Work is the number of samples that go through a network:
 
 - train-id: ID training images × epochs, per seed;
 - train-ood: twice that (as many outliers as ID images), per seed, OOD set, π and method (a variant of SAL or a rival);
@@ -14,14 +14,23 @@ GPU memory is that of the largest training step:
 
 for CUDA itself, for weights with gradients and momenta, and for the backward pass. Activations are summed over the
 layers for 32×32 images in float32; a lower precision needs less.
+
+Time is work × seconds for one sample, timed on a few batches of what will really run, plus the start of a process for
+every stage.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
+from math import prod
 from typing import Any, NamedTuple
+
+from ruamel.yaml import YAML
 
 from salcli.data.catalogue import DataSet, data_set
 from salcli.errors import unknown_name
+from salcli.params.reading import lookup
 
 ENCODER_VIEWS = {"knn-plus": (2, 1), "csi": (8, 4)}  # of an image in a step: for the features, for the heads
 STEP = "step"
@@ -69,8 +78,20 @@ def estimated_gigabytes(params: Mapping[str, Any]) -> float:
     return (CUDA_BYTES + 12 * n_weights + 4 * n_activations * max(in_a_step)) / 1e9
 
 
-def estimated_images(params: Mapping[str, Any], sizes: Mapping[str, SetSize] | None = None) -> int:
-    """Images through a network, over all seeds, OOD sets and π; `sizes` are those of custom data sets."""
+class Work(NamedTuple):
+    """Samples through a network, over all seeds, OOD sets and π."""
+
+    n_trained: float  # there and back, once for each epoch and view
+    n_passed: float  # without gradients
+
+
+def estimated_images(params: Mapping[str, Any]) -> int:
+    """Images through a network, in all."""
+    return round(sum(estimated_work(params)))
+
+
+def estimated_work(params: Mapping[str, Any], sizes: Mapping[str, SetSize] | None = None) -> Work:
+    """`sizes` are those of custom data sets."""
 
     def size(name: str) -> SetSize | DataSet:
         return sizes[name] if sizes and name in sizes else data_set(name)
@@ -81,20 +102,21 @@ def estimated_images(params: Mapping[str, Any], sizes: Mapping[str, SetSize] | N
     n_train = shares["train"] * n_id
     n_fine_tuned = len(params["variants"]) + sum(rival != STEP for rival in rivals)  # by the schedule of train_ood
     n_networks = 1 + len(params["variants"]) + len(rivals) + len(encoders)
-    one_seed: float = n_train * params["train_id"]["epochs"] + (shares["train"] + shares["calibration"]) * n_id
+    trained: float = n_train * params["train_id"]["epochs"]
+    passed: float = (shares["train"] + shares["calibration"]) * n_id
     for name in encoders:
         n_views, n_head_views = ENCODER_VIEWS[name]
-        one_seed += n_train * (n_views * methods[name]["epochs"] + n_head_views * methods[name]["head"]["epochs"])
+        trained += n_train * (n_views * methods[name]["epochs"] + n_head_views * methods[name]["head"]["epochs"])
     for ood in data["ood"]:
         n_unseen = sum(size(name).n_test or size(name).n_images for name in data["test_ood"] if name != ood)
         for pi in data["pi"]:
             n_pool, n_ood_test = _ood_sizes(size(ood), pi, data["ood_wild_share"])
             n_wild = _wild_size(shares["wild"] * n_id, n_pool, pi)
-            one_seed += n_fine_tuned * 2 * n_train * params["train_ood"]["epochs"] + n_wild
-            one_seed += n_networks * (n_id_test + n_ood_test + n_unseen)
+            trained += n_fine_tuned * 2 * n_train * params["train_ood"]["epochs"]
+            passed += n_wild + n_networks * (n_id_test + n_ood_test + n_unseen)
             if STEP in rivals:
-                one_seed += 2 * (n_train + n_wild) * methods[STEP]["epochs"]
-    return round(one_seed * len(params["seeds"]))
+                trained += 2 * (n_train + n_wild) * methods[STEP]["epochs"]
+    return Work(trained * len(params["seeds"]), passed * len(params["seeds"]))
 
 
 def _id_sizes(source: SetSize | DataSet, test_share: float | str) -> tuple[float, float]:
@@ -118,3 +140,40 @@ def _wild_size(n_id: float, n_ood: float, pi: float | str) -> float:
     if isinstance(pi, str):
         return n_ood
     return n_ood if pi == 1 else min(n_id / (1 - pi), n_ood / pi)
+
+
+# --- time
+
+
+def n_processes(params: Mapping[str, Any]) -> int:
+    """How many stages `dvc repro` starts, each in a process of its own."""
+    pipeline = files("salcli") / "project" / "pipeline.yaml"
+    stages = YAML(typ="safe", pure=True).load(pipeline.read_text(encoding="utf-8"))["stages"]
+    axes = [[str(axis)[2:-1] for axis in stage.get("matrix", {}).values()] for stage in stages.values()]  # ${KEY}
+    return sum(prod(len(lookup(params, key)) for key in keys) for keys in axes)
+
+
+def seconds_each(step: Callable[[int], object], most: int, budget: float = 2.0) -> float:
+    """Time for one sample, where step(n) works on a batch of n.
+
+    Batches double up to `most`, because a large one may take minutes; it stops where the next one would exceed the
+    budget (in seconds).
+    """
+    n, spent, each = min(2, most), 0.0, float("inf")
+    step(n)  # the first batch pays for what is done once
+    while n <= most and (spent == 0 or spent + n * each <= budget):
+        start = time.perf_counter()
+        step(n)
+        took = time.perf_counter() - start
+        spent, each, n = spent + took, min(each, took / n), 2 * n
+    return each
+
+
+def shown_time(seconds: float) -> str:
+    """`about 40 s`, `about 3 min`, `about 2.5 h`."""
+    if seconds < 55:
+        return f"about {max(5, 5 * round(seconds / 5))} s"
+    if seconds < 90 * 60:
+        return f"about {max(1, round(seconds / 60))} min"
+    hours = seconds / 3600
+    return f"about {hours:.1f} h" if hours < 10 else f"about {hours:,.0f} h"

@@ -1,4 +1,4 @@
-"""Look at custom data before anything is written: sizes, channels, bad files, copies. Refuse what cannot work."""
+"""Look at custom data before anything is written: sizes, classes, bad files, copies. Refuse what cannot work."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -9,37 +9,67 @@ import numpy as np
 
 from salcli.data.catalogue import DATA_SETS
 from salcli.data.decoding import Look, look
-from salcli.data.duplicates import file_digests
+from salcli.data.duplicates import file_digests, sample_digests
 from salcli.data.folders import SUFFIXES, files_below, name_for, read_custom
 from salcli.data.samples import Source
+from salcli.data.vectors import Columns
 from salcli.errors import DataError, printable
 from salcli.pipeline.prepare import check_classes
 from salcli.progress import Progress
 
+WILD = "wild"
+
 
 @dataclass(frozen=True)
 class CustomSet:
-    """A custom data set: its name in params.yaml, its path, and its source without files that cannot be read."""
+    """A custom data set: its name in params.yaml, its paths, and its source without files that cannot be read."""
 
     name: str
-    path: Path
+    paths: tuple[Path, ...]
     source: Source
-    look: Look
+    look: Look | None  # at the images; None for vectors
     n_other_files: int  # with a suffix of no image format
+
+    @property
+    def where(self) -> str:
+        """Its paths, for messages."""
+        return ", ".join(str(path) for path in self.paths)
+
+    @property
+    def bad(self) -> tuple[tuple[Path, str], ...]:
+        """Files that cannot be read, with the reason."""
+        return self.look.bad if self.look else ()
+
+    @property
+    def n_dimensions(self) -> int:
+        """Of vectors."""
+        assert self.source.array is not None
+        return int(self.source.array.shape[1])
 
     def shown(self, file: Path) -> str:
         """A file's path below that of the set."""
-        top = self.path if self.path.is_dir() else self.path.parent
-        return printable(file.relative_to(top) if file.is_relative_to(top) else file)
+        tops = [path if path.is_dir() else path.parent for path in self.paths]
+        return printable(next((file.relative_to(top) for top in tops if file.is_relative_to(top)), file))
+
+    def sample_name(self, index: int) -> str:
+        """A sample by its file, its row id or its number."""
+        source = self.source
+        if source.files:
+            return self.shown(source.files[index])
+        return printable(source.row_ids[index]) if source.row_ids else f"row {index}"
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Files of a set with the same bytes as an earlier one in it, or as one in another set."""
+    """Samples of a set that equal an earlier one in it, or one in another set: the same bytes, or the same vector."""
 
     of: CustomSet
     other: str  # the name of the set with the first copy
-    paths: tuple[Path, ...]
+    index: tuple[int, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [self.of.sample_name(i) for i in self.index]
 
 
 @dataclass(frozen=True)
@@ -55,90 +85,136 @@ class CustomData:
     def sets(self) -> tuple[CustomSet, ...]:
         return self.id, self.wild, *self.tests
 
+    @property
+    def is_vectors(self) -> bool:
+        return self.id.source.is_vectors
+
+    @property
+    def kind(self) -> str:
+        """What the samples are called."""
+        return self.id.source.kind
+
     def without_copies(self, one: CustomSet) -> Source:
-        return without(one.source, {path for copies in self.copies if copies.of is one for path in copies.paths})
+        copies = [i for copies in self.copies if copies.of is one for i in copies.index]
+        return one.source.take(np.setdiff1d(np.arange(len(one.source)), copies)) if copies else one.source
 
 
 def look_at_data(
-    project: Path, id_path: Path, wild_path: Path, test_paths: Sequence[Path], progress: Progress
+    project: Path,
+    id_path: Path,
+    wild_paths: Sequence[Path],
+    test_paths: Sequence[Path],
+    columns: Columns,
+    progress: Progress,
 ) -> CustomData:
-    """Read headers, decode small sets, compare bytes. Nothing is written."""
-    for path in (id_path, wild_path, *test_paths):
+    """Read vectors, or headers of images; decode small sets; compare contents. Nothing is written."""
+    _check_places(project, id_path, wild_paths, test_paths)
+    wild = tuple(wild_paths)
+    roles = [("id", (id_path,)), (WILD, wild), *(("odd", (path,)) for path in test_paths)]
+    taken: list[str] = [*DATA_SETS]
+    sets = []
+    for role, paths in roles:
+        # several paths have no name in common
+        name = name_for(paths[0].absolute() if len(paths) == 1 else Path(role), taken, role)
+        taken.append(name)
+        sets.append(_look_at_set(name, paths, columns, progress, is_id=role == "id"))
+        _check_kinds(sets[0], sets[-1])
+    data = CustomData(sets[0], sets[1], tuple(sets[2:]), tuple(_copies(sets, progress)))
+    for one in (data.wild, *data.tests):
+        if len(data.without_copies(one)) == 0:
+            others = " and ".join(copies.other for copies in data.copies if copies.of is one)
+            how, what = ("equal values", "vectors") if data.is_vectors else ("same bytes", "images")
+            raise DataError(
+                f"all {len(one.source)} {what} of {one.where} are also in {others} ({how}); "
+                + (f"wild data must hold other {what}" if one is data.wild else f"a test needs {what} that are not")
+            )
+    return data
+
+
+def _check_places(project: Path, id_path: Path, wild_paths: Sequence[Path], test_paths: Sequence[Path]) -> None:
+    for path in (id_path, *wild_paths, *test_paths):
         if _is_inside(project, path):
             raise DataError(
                 f"the project folder {project} is inside {path}, so its output would be taken for data; "
                 "name a folder outside"
             )
-    if _is_inside(wild_path, id_path) and os.path.realpath(wild_path) != os.path.realpath(id_path):
-        raise DataError(
-            f"{wild_path}, the wild data, is inside {id_path}, where every folder is a class; move one of them"
-        )
-    taken: list[str] = [*DATA_SETS]
-    sets = []
-    for role, path in (("id", id_path), ("wild", wild_path), *(("odd", path) for path in test_paths)):
-        name = name_for(path.absolute(), taken, role)
-        taken.append(name)
-        sets.append(_look_at_set(name, path, progress, is_id=role == "id"))
-    labeled, wild, *tests = sets
-    data = CustomData(labeled, wild, tuple(tests), tuple(_copies(sets, progress)))
-    for one in (wild, *tests):
-        if len(data.without_copies(one)) == 0:
-            others = " and ".join(copies.other for copies in data.copies if copies.of is one)
+    for path in wild_paths:
+        if _is_inside(path, id_path) and os.path.realpath(path) != os.path.realpath(id_path):
             raise DataError(
-                f"all {len(one.source)} images of {one.path} are also in {others} (same bytes); "
-                + ("wild data must hold other images" if one is wild else "a test needs images that are not")
+                f"{path}, the wild data, is inside {id_path}, where every folder is a class; move one of them"
             )
-    return data
-
-
-def without(source: Source, files: Collection[Path]) -> Source:
-    """The set without some of its files."""
-    if not files:
-        return source
-    return source.take(np.array([i for i, path in enumerate(source.files) if path not in files], dtype=np.int64))
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
     return folder.is_dir() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-def _look_at_set(name: str, path: Path, progress: Progress, *, is_id: bool) -> CustomSet:
-    source = read_custom(name, path, labeled=is_id)
+def _check_kinds(labeled: CustomSet, other: CustomSet) -> None:
+    if labeled.source.is_vectors != other.source.is_vectors:
+        raise DataError(
+            f"{labeled.where} holds {labeled.source.kind}, {other.where} holds {other.source.kind}; "
+            "a project is about one kind: give images everywhere, or vectors from the same encoder everywhere"
+        )
+    if labeled.source.is_vectors and labeled.n_dimensions != other.n_dimensions:
+        raise DataError(
+            f"the vectors of {labeled.where} have {labeled.n_dimensions} dimensions, those of {other.where} "
+            f"{other.n_dimensions}; all must come from the same encoder"
+        )
+
+
+def _look_at_set(name: str, paths: tuple[Path, ...], columns: Columns, progress: Progress, *, is_id: bool) -> CustomSet:
+    source = read_custom(name, paths, labeled=is_id, columns=columns)
     if is_id:
         check_classes(name, source)
+    if source.is_vectors:
+        return CustomSet(name, paths, source, None, 0)
     with progress.task(f"look at {name}", len(source), "images") as task:
         found = look(source, task)
+    where = ", ".join(str(path) for path in paths)
     if len(found.bad) == found.n_looked_at:
         file, reason = found.bad[0]
-        raise DataError(f"no image of {path} can be read, for example {printable(file)}: {reason}")
-    source = without(source, {file for file, _ in found.bad})
+        raise DataError(f"no image of {where} can be read, for example {printable(file)}: {reason}")
+    source = _without(source, {file for file, _ in found.bad})
     if is_id:
         lost = [label for k, label in enumerate(source.class_names) if k not in np.asarray(source.labels)]
         if lost:
-            raise DataError(f"{path}: no image of class {lost[0]} can be read; replace them, or remove the class")
-    others = [file for file in files_below(path) if file.suffix.lower() not in SUFFIXES] if path.is_dir() else []
-    return CustomSet(name, path, source, found, len(others))
+            raise DataError(f"{where}: no image of class {lost[0]} can be read; replace them, or remove the class")
+    below = [file for path in paths if path.is_dir() for file in files_below(path)]
+    n_others = sum(file.suffix.lower() not in SUFFIXES for file in below)
+    return CustomSet(name, paths, source, found, n_others)
+
+
+def _without(source: Source, files: Collection[Path]) -> Source:
+    if not files:
+        return source
+    return source.take(np.array([i for i, path in enumerate(source.files) if path not in files], dtype=np.int64))
 
 
 def _copies(sets: list[CustomSet], progress: Progress) -> list[Copies]:
     """Copies within the ID data, of ID data in the wild data, and of either in test data."""
     files = [path for one in sets for path in one.source.files]
-    with progress.task("compare files", len(files), "images") as task:
-        digests = iter(file_digests(files, task))
+    n_samples = sum(len(one.source) for one in sets)
+    with progress.task(f"compare {sets[0].source.kind}", n_samples, "samples") as task:
+        of_files = iter(file_digests(files, task))
+        digests = [
+            [next(of_files) for _ in one.source.files]
+            if one.source.array is None
+            else [digest.tobytes() for digest in sample_digests(one.source.array, task)]
+            for one in sets
+        ]
     seen: dict[bytes, str] = {}
     found: list[Copies] = []
     for position, one in enumerate(sets):
         new: dict[bytes, str] = {}
-        copies: dict[str, list[Path]] = {}
-        for path in one.source.files:
-            digest = next(digests)
+        copies: dict[str, list[int]] = {}
+        for i, digest in enumerate(digests[position]):
             if digest in seen:
-                copies.setdefault(seen[digest], []).append(path)
+                copies.setdefault(seen[digest], []).append(i)
             elif digest in new and position == 0:  # what is twice in the wild stays twice in the wild data
-                copies.setdefault(one.name, []).append(path)
+                copies.setdefault(one.name, []).append(i)
             elif digest:
                 new[digest] = one.name
         if position < 2:  # test sets are not compared with each other
             seen |= new
-        found += [Copies(one, other, tuple(paths)) for other, paths in copies.items()]
+        found += [Copies(one, other, tuple(index)) for other, index in copies.items()]
     return found

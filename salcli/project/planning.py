@@ -1,60 +1,45 @@
-"""Plan a project for custom data: try the network, choose settings that fit data and machine, by simple rules."""
+"""Plan a project for custom data: settings that fit data, network and machine, by simple rules."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
-import torch
 
 from salcli.data.samples import Source
 from salcli.data.splits import OFFICIAL, split_id
-from salcli.engine.device import resolve_device
-from salcli.errors import DataError, ModelError, ParamsError, ProjectError
-from salcli.models.backbones import check_backbone_name, import_path, is_hooked
-from salcli.models.custom import describe_failure, find_head, folder_of, make_importable
-from salcli.models.network import Classifier, NetworkSpec, check_custom_head
-from salcli.models.weights import load_weights
+from salcli.data.vectors import ANY, Columns
+from salcli.errors import DataError, UsageMistakeError, WeightsError
+from salcli.methods.base import LBFGS, SGD, InputScore, PostHoc, Trained, built_in
+from salcli.models.backbones import takes_vectors
+from salcli.models.pretrained import PRETRAINED
 from salcli.params.presets import Preset, resolved
 from salcli.params.schema import validated
 from salcli.progress import Progress
-from salcli.project.estimate import SetSize, estimated_images
+from salcli.project.estimate import shown_time
 from salcli.project.looking import CustomData, look_at_data
+from salcli.project.networks import (
+    FROM_SCRATCH,
+    PRETRAINED_BACKBONE,
+    SMALL,
+    Bench,
+    Network,
+    NetworkOptions,
+    NoPretrainedError,
+    as_written,
+    image_size,
+)
 
-SIZES = (8, 16, 28, 32, 64, 96, 128, 224)
-SMALL, LARGE = 28, 64  # from SMALL on a deeper network pays, above LARGE one that begins with a stride
 MANY = 1_000  # ID images, from which on a tenth is enough for calibration
-FEW_FOR_A_THRESHOLD = 100  # calibration images: with fewer, ERR_in is often off by more than four points
+ENOUGH_FOR_A_THRESHOLD = 500  # calibration samples, where linear heads need few samples for training
+FEW_FOR_A_THRESHOLD = 100  # calibration samples: with fewer, ERR_in is often off by more than four points
 GPU_EPOCHS = 100
 # without a GPU: images through the network in all epochs, and the fewest and the most epochs
 CPU_IMAGES = {"small": (600_000, 5, 50), "middle": (200_000, 3, 30), "large": (20_000, 2, 15)}
-
-
-@dataclass(frozen=True)
-class NetworkOptions:
-    """The network that the user names, and what goes with it."""
-
-    backbone: str
-    head: str | None = None
-    weights: Path | None = None
-    mean: list[float] | None = None  # for each channel, or one for all
-    std: list[float] | None = None
-
-
-@dataclass(frozen=True)
-class CustomNetwork:
-    """A network that was tried and works, as params.yaml names it."""
-
-    backbone: str
-    head: str | None  # None: salcli knows where it is
-    code: str
-    weights: str | None
-    is_trained: bool
-    mean: list[float] | None
-    std: list[float] | None
+FINE_TUNING_EPOCHS = {True: 15, False: 4}  # with a GPU, without
 
 
 @dataclass(frozen=True)
@@ -75,7 +60,6 @@ class Plan:
     choices: list[Choice]
     warnings: list[str]
     notes: list[str]
-    n_images: int = 0  # through a network, in all stages together
 
 
 def plan_project(
@@ -83,270 +67,217 @@ def plan_project(
     preset: Preset,
     assigned: dict[str, Any],
     id_path: Path,
-    wild_path: Path,
+    wild_paths: Sequence[Path],
     test_paths: Sequence[Path],
-    network: NetworkOptions | None,
+    columns: Columns,
+    options: NetworkOptions,
     progress: Progress,
 ) -> Plan:
     """Look at the data, try the network, and plan. What the user has `assigned` overrides the plan. Writes nothing."""
-    data = look_at_data(folder, id_path, wild_path, test_paths, progress)
-    paths = {one.name: as_written(one.path, folder) for one in data.sets}
-    size = _count(assigned, "data.image_size") or image_size(data.id.look.median_side)
-    channels = _count(assigned, "data.channels") or (1 if all(one.look.is_gray for one in data.sets) else 3)
-    if channels not in (1, 3):
-        raise ParamsError(f"--set data.channels={channels}: images have 1 channel (gray) or 3 (color)")
-    tried: CustomNetwork | None = None
-    if network is not None:
-        # gray images can also be given to a network as three equal channels
-        possible = [1, 3] if channels == 1 and "data.channels" not in assigned else [channels]
-        tried, channels = try_network(
-            network, folder, len(data.id.source.class_names), size, possible,
-            is_trained=assigned.get("train_id.epochs") == 0,  # custom code may return a trained network
-        )  # fmt: skip
-    has_gpu = resolve_device(str(assigned.get("device", "auto"))).type != "cpu"
-    planned = plan(data, size, channels, assigned, has_gpu=has_gpu, network=tried)
-    values = {"data.custom": paths, **planned.values, **assigned}
+    start_up = min(process_time(), 10.0)  # so far this process has done what that of a stage does first
+    data = look_at_data(folder, id_path, wild_paths, test_paths, columns, progress)
+    if columns != ANY and not data.is_vectors:
+        raise UsageMistakeError(
+            f"--vector, --label, --row-id and --show name columns of vectors; {data.id.where} holds images"
+        )
+    paths = {one.name: _as_written(one.paths, folder) for one in data.sets}
+    bench = Bench(data, folder, assigned, options, start_up)
+    try:
+        network = bench.network()
+    except NoPretrainedError as error:
+        raise WeightsError(_without_weights(error, bench, preset)) from None
+    planned = plan(data, network, assigned, has_gpu=bench.has_gpu)
+    values = {"data.custom": paths, **_column_values(columns), **planned.values, **assigned}
     params = resolved(preset, values)
     validated(params, "params.yaml with what you set", folder)
-    sizes = {}
-    for one in data.sets:
-        used = data.without_copies(one)
-        sizes[one.name] = SetSize(len(used), 0 if used.is_test is None else int(used.is_test.sum()))
+    seconds, measured = bench.seconds(params, network)
+    time = Choice("time", shown_time(seconds), f"all stages together; measured here: {measured}")
     overruled = sorted(assigned.keys() & planned.values.keys())
-    notes = [*_notes(data, tried, values), *(f"{key} is {assigned[key]}, as you set it" for key in overruled)]
-    return replace(planned, values=values, notes=notes, n_images=estimated_images(params, sizes))
+    notes = [*_notes(data, network, values), *(f"{key} is {assigned[key]}, as you set it" for key in overruled)]
+    return replace(planned, values=values, choices=[*planned.choices, time], notes=notes)
 
 
-def as_written(path: Path, project: Path) -> str:
-    """A path as params.yaml names it: relative inside the project, so that both can be moved; else absolute."""
-    # not resolved: links may be there for a reason
-    absolute, top = Path(os.path.abspath(path.expanduser())), Path(os.path.abspath(project))  # noqa: PTH100
-    written = str(absolute.relative_to(top) if absolute.is_relative_to(top) else absolute)
-    try:
-        written.encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(written).decode(errors="replace")
-        raise ProjectError(
-            f"the name of {shown} is not valid UTF-8, so params.yaml cannot hold it; rename it, or name a link to it "
-            "(ln -s). The names of files inside it do not matter"
-        ) from None
-    return written
+def _without_weights(error: NoPretrainedError, bench: Bench, preset: Preset) -> str:
+    """What to do about it, and what training would cost."""
+    scratch = bench.from_scratch()
+    values = plan(bench.data, scratch, bench.assigned, has_gpu=bench.has_gpu).values
+    seconds, measured = bench.seconds(resolved(preset, {**values, **bench.assigned}), scratch)
+    of_a_file = f"--model {PRETRAINED_BACKBONE} --frozen --weights FILE"
+    return (
+        "these are photos, and there is no GPU: the plan is to embed them once with a frozen, pretrained network, but "
+        f"{str(error).replace('--weights FILE (in params.yaml: model.weights)', of_a_file)}\n"
+        "  or use another pretrained network: --model timm:NAME --frozen, or --model MODULE:NAME --weights FILE "
+        "--frozen, also one that comes as a package (docs/your-data.md)\n"
+        f"  or train one from scratch, {shown_time(seconds)} here ({measured}): --model {FROM_SCRATCH}"
+    )
 
 
-def channel_values(option: str, text: str | None) -> list[float] | None:
-    """The value of --mean or --std: `0.5` or `0.485,0.456,0.406`."""
-    if text is None:
-        return None
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ParamsError(f"{option} {text}: must be a number, or one per channel separated by commas") from None
-    if max(values) > 1:
-        on_scale = ",".join(f"{value / 255:.3g}" for value in values)
-        raise ParamsError(f"{option} {text}: pixels go from 0 to 1 (did you mean {on_scale}?)")
-    return values
+def _as_written(paths: Sequence[Path], project: Path) -> str | list[str]:
+    written = [as_written(path, project) for path in paths]
+    return written[0] if len(written) == 1 else written
 
 
-# --- the network
-
-
-def try_network(
-    options: NetworkOptions,
-    folder: Path,
-    n_classes: int,
-    size: int,
-    channels: Sequence[int],
-    *,
-    is_trained: bool = False,
-) -> tuple[CustomNetwork, int]:
-    """Build the network, load its weights, run it. Also returns the first number of `channels` that it takes.
-
-    `is_trained`: it is used without training, with or without weights from a file.
-    """
-    backbone, weights = check_backbone_name(options.backbone), options.weights
-    code = "."
-    if (parts := import_path(backbone)) is not None:
-        code_folder = folder_of(parts[0], [folder, Path.cwd()]) or folder
-        make_importable(code_folder)
-        code = as_written(code_folder, folder)
-    head, taken = _first_that_works(options, n_classes, size, channels)
-    classifier = Classifier(NetworkSpec(backbone, n_classes, (0.0,) * taken, (1.0,) * taken, head=head))
-    if weights:
-        is_trained = load_weights(classifier, weights).head_was_loaded or is_trained
-    elif is_trained:
-        check_custom_head(classifier)
-    try:
-        with torch.inference_mode():
-            classifier.eval()(torch.zeros(2, taken, size, size))
-    except (ModelError, ParamsError):
-        raise
-    except Exception as error:  # custom code may raise anything
-        raise ModelError(
-            f"{backbone} does not run without its head {head}: {describe_failure(error)}; "
-            "its forward should only call that layer"
-        ) from error
-    mean, std = (_per_channel(f"--{name}", getattr(options, name), taken) for name in ("mean", "std"))
-    written = as_written(weights, folder) if weights else None
-    return CustomNetwork(backbone, head, code, written, is_trained, mean, std), taken
-
-
-def _first_that_works(
-    options: NetworkOptions, n_classes: int, size: int, channels: Sequence[int]
-) -> tuple[str | None, int]:
-    first_error: ModelError | None = None
-    for number in channels:
-        try:
-            return _head(options, n_classes, (number, size, size)), number
-        except ModelError as error:
-            first_error = first_error or error
-    assert first_error is not None
-    raise first_error
-
-
-def _head(options: NetworkOptions, n_classes: int, shape: tuple[int, int, int]) -> str | None:
-    if is_hooked(options.backbone):
-        return find_head(options.backbone, options.head, n_classes, shape)
-    if options.head is not None:
-        raise ParamsError(f"--head is for custom networks and those of timm; {options.backbone} needs none")
-    spec = NetworkSpec(options.backbone, n_classes, (0.0,) * shape[0], (1.0,) * shape[0])
-    with torch.inference_mode():
-        Classifier(spec).eval()(torch.zeros(2, *shape))
-    return None
-
-
-def _per_channel(option: str, values: list[float] | None, channels: int) -> list[float] | None:
-    if values is None:
-        return None
-    if len(values) not in (1, channels):
-        raise ParamsError(
-            f"{option} has {len(values)} values, the images have {channels} channels; give as many, or one"
-        )
-    return values * channels if len(values) == 1 else values
+def _column_values(columns: Columns) -> dict[str, Any]:
+    vector = list(columns.vector) if isinstance(columns.vector, tuple) else columns.vector
+    given = {"vector": vector, "label": columns.label, "id": columns.row_id, "show": list(columns.show)}
+    return {f"data.columns.{key}": value for key, value in given.items() if value}
 
 
 # --- the plan
 
 
-def image_size(median_side: int) -> int:
-    """The largest usual size that most images have, so that few are enlarged."""
-    return max((size for size in SIZES if size <= median_side), default=SIZES[0])
-
-
-def plan(
-    data: CustomData,
-    size: int,
-    channels: int,
-    assigned: Mapping[str, Any],
-    *,
-    has_gpu: bool,
-    network: CustomNetwork | None,
-) -> Plan:
+def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has_gpu: bool) -> Plan:
     """Choose values for params.yaml; the choices that are shown include what the user has `assigned`."""
-    shares, n_train, n_calibration = _split(data.without_copies(data.id))
-    kind = "small" if size < SMALL else "middle" if size <= LARGE else "large"
+    shares, n_train, n_calibration = _split(data.without_copies(data.id), is_linear=network.is_linear)
     batch = 32 if n_train < 2_000 else 128
-    if has_gpu:
-        epochs = GPU_EPOCHS
-    else:
-        n_images, fewest, most = CPU_IMAGES[kind]
-        epochs = min(most, max(fewest, n_images // n_train))
-    augment = "flip-crop" if size >= SMALL and channels == 3 else "none"
     values: dict[str, Any] = {
         "seeds": [0],
         "rivals": [],
         "data.id": data.id.name,
         "data.ood": [data.wild.name],
         "data.test_ood": [one.name for one in data.tests],
-        "data.image_size": size,
-        "data.channels": channels,
-        "data.on_bad_image": "skip",
+        "data.image_size": network.image_size,
+        "data.channels": network.channels,
+        **({} if data.is_vectors else {"data.on_bad_image": "skip"}),
         "data.pi": ["unknown"],
         **{f"data.id_shares.{part}": share for part, share in shares.items()},
-        "train_id.epochs": epochs,
+        **_network_values(network),
         "train_id.batch_size": batch,
-        "train_id.augment": augment,
-        "train_ood.epochs": max(2, round(epochs * 2 / 3)),
         "train_ood.batch_size": batch,
-        "train_ood.augment": augment,
         "methods.knn.k": max(1, min(50, n_train // 2)),
+        **(_linear_values() if network.is_linear else _training_values(network, n_train, batch, has_gpu=has_gpu)),
     }
-    if kind != "small":
-        values["train_id.lr"] = 0.1 * batch / 128
-    if kind == "large":
-        values |= {"extract_grads.batch_size": 64, "evaluate.batch_size": 64}
-    if network is None:
-        names = {"small": "small-cnn", "middle": "resnet18" if has_gpu else "wrn-16-2", "large": "torchvision:resnet18"}
-        values["model.backbone"] = names[kind]
-        chosen = Choice("network", names[kind], f"by the size of the images{' and the GPU' if has_gpu else ''}")
-    else:
-        values |= _network_values(network)
-        shown = f"{network.backbone}{f', head {network.head}' if network.head else ''}"
-        how = "with" if network.is_trained else "starts from"
-        chosen = Choice("network", shown, "yours" + (f", {how} {network.weights}" if network.weights else ""))
     told = {**values, **assigned}
-    batches = {section: told[f"{section}.batch_size"] for section in ("train_id", "train_ood")}
-    side = data.id.look.median_side
     choices = [
-        Choice("split", _shown_shares(shares), _why_split(shares, n_train, n_calibration)),
-        Choice(
-            "images",
-            f"{size} × {size}, {channels} channel{'s' * (channels > 1)}",
-            f"median of the shorter sides: {side} pixels" if image_size(side) == size else "as you set it",
-        ),
-        chosen,
-        Choice("train-id", "0 epochs", "the network is already trained")
-        if told["train_id.epochs"] == 0
-        else Choice(
-            "train-id",
-            f"{told['train_id.epochs']} epochs, batch {batches['train_id']}",
-            f"{n_train:,} images, {'a GPU' if has_gpu else 'no GPU'}",
-        ),
-        Choice(
-            "train-ood",
-            f"{told['train_ood.epochs']} epochs, batch {batches['train_ood']} + {batches['train_ood']}",
-            f"augmentation: {told['train_ood.augment']}",
-        ),
+        Choice("split", _shown_shares(shares), _why_split(shares, n_train, n_calibration, data.kind)),
+        _input_choice(data, network),
+        Choice("network", _shown_network(network), network.why),
+        *_training_choices(told, network, n_train, data.kind, has_gpu=has_gpu),
     ]
     warnings = []
     if n_calibration < FEW_FOR_A_THRESHOLD:
         warnings.append(
-            f"only {n_calibration} calibration images set the filter's threshold, so the share of ID images that it "
-            "takes for outliers is uncertain; more labeled images help most"
+            f"only {n_calibration} calibration {data.kind} set the filter's threshold, so the share of ID {data.kind} "
+            f"that it takes for outliers is uncertain; more labeled {data.kind} help most"
         )
     return Plan(data, values, choices, warnings, notes=[])
 
 
-def _network_values(network: CustomNetwork) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "model.backbone": network.backbone,
-        "model.head": network.head,
-        "model.code": network.code,
-        "train_id.weights": network.weights,
+def _network_values(network: Network) -> dict[str, Any]:
+    values: dict[str, Any] = {"model.backbone": network.backbone}
+    given = {"head": network.head, "weights": network.weights, "mean": network.mean, "std": network.std}
+    values |= {f"model.{key}": value for key, value in given.items() if value is not None}
+    if network.code != ".":
+        values["model.code"] = network.code
+    if network.embedder is not None:
+        values["model.frozen"] = True
+    return values
+
+
+def _linear_values() -> dict[str, Any]:
+    """Heads are fitted in full; rivals, if any, take small steps from there."""
+    return {
+        "train_id.solver": LBFGS,
+        "train_ood.solver": LBFGS,
+        "train_id.augment": "none",
+        "train_ood.augment": "none",
+        "train_ood.epochs": 10,
+        "train_ood.lr": 0.001,
     }
-    if network.is_trained:
-        values |= {"train_id.epochs": 0, "train_ood.lr": 0.001}  # small steps keep what it has learned
-    elif network.weights:
-        values["train_id.lr"] = 0.01  # with the default, the first steps would destroy what it has learned
-    given = {"model.mean": network.mean, "model.std": network.std}
-    return values | {key: value for key, value in given.items() if value is not None}
 
 
-def _split(source: Source) -> tuple[dict[str, float | str], int, int]:
-    """Shares of the ID data, and how many images they give to training and calibration."""
+def _training_values(network: Network, n_train: int, batch: int, *, has_gpu: bool) -> dict[str, Any]:
+    n_images, fewest, most = CPU_IMAGES[network.kind]
+    usual = GPU_EPOCHS if has_gpu else min(most, max(fewest, n_images // n_train))
+    is_fine_tuned = network.weights is not None and not network.is_trained
+    epochs = min(usual, FINE_TUNING_EPOCHS[has_gpu]) if is_fine_tuned else usual
+    augment = "flip-crop" if (network.image_size or 0) >= SMALL and network.channels == 3 else "none"
+    values: dict[str, Any] = {
+        "train_id.solver": SGD,
+        "train_ood.solver": SGD,
+        "train_id.epochs": 0 if network.is_trained else epochs,
+        "train_id.augment": augment,
+        "train_ood.epochs": max(2, round(epochs * 2 / 3)),
+        "train_ood.augment": augment,
+    }
+    if network.weights is not None or network.is_trained:
+        values |= {"train_id.lr": 0.01, "train_ood.lr": 0.001}  # small steps keep what it has learned
+    elif takes_vectors(network.backbone) or network.kind != "small":
+        values["train_id.lr"] = 0.1 * batch / 128
+    if network.kind == "large":
+        values |= {"extract_grads.batch_size": 64, "evaluate.batch_size": 64}
+    return values
+
+
+def _input_choice(data: CustomData, network: Network) -> Choice:
+    if data.is_vectors:
+        n = data.id.n_dimensions
+        return Choice("vectors", f"{n:,} dimensions", "standardized with the ID training data's mean and std")
+    if network.embedder is not None:
+        expected = network.embedder.spec.preprocessing
+        shown = f"shorter side to {expected.resize}, then {expected.crop} × {expected.crop}"
+        why = "as you set it" if network.image_size else "what its weights were trained with"
+        return Choice("images", shown, f"{why}; embedded once")
+    assert data.id.look is not None
+    size, side = network.image_size or 0, data.id.look.median_side
+    if image_size(side) == size:
+        why = f"median of the shorter sides: {side} pixels"
+    else:
+        why = "what its weights were trained with" if network.weights == PRETRAINED else "as you set it"
+    channels = network.channels or 0
+    return Choice("images", f"{size} × {size}, {channels} channel{'s' * (channels > 1)}", why)
+
+
+def _shown_network(network: Network) -> str:
+    head = f", head {network.head}" if network.head else ""
+    return f"{network.backbone}{', frozen' if network.embedder else ''}{head}"
+
+
+def _training_choices(
+    told: Mapping[str, Any], network: Network, n_train: int, kind: str, *, has_gpu: bool
+) -> list[Choice]:
+    lines = []
+    for section, extra in (("train_id", ""), ("train_ood", " + {}")):
+        stage = section.replace("_", "-")
+        batch = told[f"{section}.batch_size"]
+        if told[f"{section}.solver"] == LBFGS:
+            why = f"{n_train:,} {kind}; the penalty is chosen on held-out ones" if not extra else "the same"
+            lines.append(Choice(stage, "a linear head, fitted in full", why))
+        elif told[f"{section}.epochs"] == 0:
+            lines.append(Choice(stage, "0 epochs", "the network is already trained"))
+        else:
+            chosen = f"{told[f'{section}.epochs']} epochs, batch {batch}{extra.format(batch)}"
+            why = f"{n_train:,} {kind}, {'a GPU' if has_gpu else 'no GPU'}"
+            lines.append(Choice(stage, chosen, f"augmentation: {told[f'{section}.augment']}" if extra else why))
+    if network.is_linear or takes_vectors(network.backbone):
+        of_images = [name for name, found in built_in(Trained).items() if getattr(found, "needs_images", False)]
+        n_scores = len(built_in(PostHoc)) + len(built_in(InputScore))
+        shown = f"SAL, {n_scores} post-hoc scores"
+        lines.append(Choice("methods", shown, f"left out, because they train on images: {', '.join(of_images)}"))
+    return lines
+
+
+def _split(source: Source, *, is_linear: bool) -> tuple[dict[str, float | str], int, int]:
+    """Shares of the ID data, and how many samples they give to training and calibration."""
     assert source.labels is not None
     is_official = source.is_test is not None and bool(source.is_test.any())
     dealt = source.labels[~source.is_test] if source.is_test is not None and is_official else source.labels
-    calibration = 0.1 if len(dealt) >= MANY else 0.2
+    if is_linear:  # a linear head needs few samples, and a good threshold needs many
+        calibration = round(min(0.3, max(0.1, ENOUGH_FOR_A_THRESHOLD / len(dealt))), 2)
+    else:
+        calibration = 0.1 if len(dealt) >= MANY else 0.2
     test: float | str = OFFICIAL if is_official else 0.2
     train = round(1 - calibration - (0 if is_official else 0.2), 2)
     shares = {"train": train, "calibration": calibration, "wild": 0, "test": test}
-    check_enough(source.class_names, dealt, shares)
+    check_enough(source.class_names, dealt, shares, source.kind)
     split = split_id(source.labels, shares, 0, source.is_test, class_names=source.class_names)
     return shares, len(split.train), len(split.calibration)
 
 
-def check_enough(names: tuple[str, ...], labels: np.ndarray, shares: dict[str, float | str]) -> None:
-    """Every class must have an image for each part. Names all classes that are too small at once."""
+def check_enough(
+    names: tuple[str, ...], labels: np.ndarray, shares: dict[str, float | str], kind: str = "images"
+) -> None:
+    """Every class must have a sample for each part. Names all classes that are too small at once."""
     cuts = np.cumsum([float(share) for share in shares.values() if share not in (0, OFFICIAL)])[:-1]
     counts = Counter(labels.tolist())
 
@@ -357,9 +288,10 @@ def check_enough(names: tuple[str, ...], labels: np.ndarray, shares: dict[str, f
     short = [f"{name} has {counts[k]}" for k, name in enumerate(names) if not is_enough(counts[k])]
     if short:
         more = f" and {len(short) - 5} more" if len(short) > 5 else ""
+        readable = f"readable {kind}" if kind == "images" else kind
         raise DataError(
-            f"every class needs at least {needed} readable images, some each for training, calibration and test; "
-            f"{', '.join(short[:5])}{more}; add images, or leave the class out"
+            f"every class needs at least {needed} {readable}, some each for training, calibration and test; "
+            f"{', '.join(short[:5])}{more}; add {kind}, or leave the class out"
         )
 
 
@@ -369,24 +301,26 @@ def _shown_shares(shares: dict[str, float | str]) -> str:
     return f"train {float(shares['train']):.0%}, calibration {float(shares['calibration']):.0%}, {rest}"
 
 
-def _why_split(shares: dict[str, float | str], n_train: int, n_calibration: int) -> str:
-    return f"{n_train:,} and {n_calibration:,} images{'' if shares['test'] == OFFICIAL else '; the test is held out'}"
+def _why_split(shares: dict[str, float | str], n_train: int, n_calibration: int, kind: str) -> str:
+    return f"{n_train:,} and {n_calibration:,} {kind}{'' if shares['test'] == OFFICIAL else '; the test is held out'}"
 
 
-def _notes(data: CustomData, network: CustomNetwork | None, values: Mapping[str, Any]) -> list[str]:
-    notes = []
-    if not all(one.look.was_decoded and one.look.n_looked_at >= len(one.source) for one in data.sets):
+def _notes(data: CustomData, network: Network, values: Mapping[str, Any]) -> list[str]:
+    notes = [*network.notes]
+    looked_at = [(one.look, len(one.source)) for one in data.sets if one.look is not None]
+    if any(not seen.was_decoded or seen.n_looked_at < n for seen, n in looked_at):
         notes.append("not every file was read to its end; `prepare` names and leaves out any further bad ones")
-    if network is not None and network.is_trained and "model.mean" not in values:
+    if network.is_trained and "model.mean" not in values:
         notes.append(
             "the network's input is normalised with mean and std of your training images, which is a guess: give what "
             "it was trained with (--mean, --std), or --mean 0 --std 1 if it normalises by itself"
         )
+    if data.is_vectors:
+        array = data.id.source.array
+        assert array is not None
+        n_constant = int((array.max(axis=0) == array.min(axis=0)).sum())
+        if n_constant:
+            notes.append(
+                f"{n_constant:,} of {array.shape[1]:,} dimensions are constant in the ID data, and tell nothing"
+            )
     return notes
-
-
-def _count(assigned: Mapping[str, Any], key: str) -> int | None:
-    value = assigned.get(key)
-    if value is not None and not (isinstance(value, int) and value > 0):
-        raise ParamsError(f"--set {key}={value}: must be a whole number of at least 1")
-    return value

@@ -57,17 +57,18 @@ def _checkpoint(path: Path) -> list[RenderableType]:
     from safetensors import safe_open
 
     header = read_header(Found(path))
-    table = plain_table("Weights", "tensor", "shape", "numbers")
+    table = plain_table("Weights", "tensor", "shape", "numbers", "type")
     total = 0
     with safe_open(path, framework="numpy") as file:
         for name in file.keys():  # noqa: SIM118
-            shape = file.get_slice(name).get_shape()
-            count = int(np.prod(shape))
+            stored = file.get_slice(name)
+            count = int(np.prod(stored.get_shape()))
             total += count
-            table.add_row(name, " × ".join(map(str, shape)) or "–", f"{count:,}")
+            table.add_row(name, " × ".join(map(str, stored.get_shape())) or "–", f"{count:,}", str(stored.get_dtype()))
     table.add_section()
-    table.add_row("all", "", f"{total:,}")
-    return [_facts({"kind": header.kind, **header.spec, **header.about}), table]
+    table.add_row("all", "", f"{total:,}", "")
+    about = {"frozen backbone" if name == "embedder" else name: value for name, value in header.about.items()}
+    return [_facts({"kind": header.kind, **header.spec, **about}), table]
 
 
 def _hdf5(path: Path, top: int) -> list[RenderableType]:
@@ -108,9 +109,20 @@ def _extremes(dataset: h5py.Dataset) -> tuple[str, str]:
 def _facts(facts: dict[str, Any]) -> Table:
     table = plain_table("", "about", "", n_left=2)
     for name, value in facts.items():
-        shown = ", ".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
-        table.add_row(name, Text(shown))
+        table.add_row(name, Text(_shown(value, at_top=True)))
     return table
+
+
+def _shown(value: Any, *, at_top: bool = False) -> str:
+    """On one line; of a long list of numbers, such as the mean of vectors, only what they are like."""
+    if isinstance(value, dict):
+        items = ", ".join(f"{key}={_shown(item)}" for key, item in value.items())
+        return items if at_top else f"{{{items}}}"
+    if isinstance(value, list) and value and all(isinstance(one, float) for one in value):
+        if len(value) > SHOWN_CLASSES:
+            return f"{len(value):,} numbers from {min(value):.4g} to {max(value):.4g}"
+        return f"[{', '.join(f'{one:.6g}' for one in value)}]"
+    return str(value)
 
 
 def _top_candidates(file: h5py.File, top: int) -> Table:

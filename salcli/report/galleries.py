@@ -1,13 +1,17 @@
-"""Galleries of the report: which images are shown, in which order, and what stands below each."""
+"""Galleries of the report: which samples are shown, in which order, and what stands below each.
+
+Images are shown as thumbnails, those of a frozen backbone read from their files again; vectors by their row ids and by
+the columns that data.columns.show names.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from markupsafe import Markup
@@ -15,16 +19,19 @@ from PIL import Image
 
 from salcli.errors import BadArtifactError
 from salcli.pipeline.inputs import id_samples, ood_test_samples, wild_file_names, wild_samples
+from salcli.pipeline.prepare import original_images
 from salcli.pipeline.review import just_below, ranked_candidates
 from salcli.report.findings import Evaluation, Findings
 from salcli.report.tables import score_label
-from salcli.store.formats import RepresentationFile, read_file_names
+from salcli.store.files import Found
+from salcli.store.formats import RepresentationFile, read_file_names, read_shown
 from salcli.store.layout import Artifact, Workspace, prepared_set, unseen_set
 
 if TYPE_CHECKING:
     from salcli.engine.batches import Rows
     from salcli.params.schema import Params
 
+T = TypeVar("T")
 LARGEST = 112  # pixels of a thumbnail; smaller images stay as they are, without loss
 LOSSLESS_UP_TO = 40
 N_BELOW, N_MISTAKES = 48, 36
@@ -32,21 +39,22 @@ N_BELOW, N_MISTAKES = 48, 36
 
 @dataclass(frozen=True)
 class Picture:
-    """One image and what is known of it."""
+    """One sample and what is known of it."""
 
     index: int
-    source: Markup  # a data: address
+    source: Markup  # a data: address; empty for vectors
     size: int
     class_name: str
     class_word: str  # what the class is: predicted as, of class
     score: float
     score_name: str
-    file: str = ""
+    file: str = ""  # or row id
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """The first of `n_all` images in an order."""
+    """The first of `n_all` samples in an order."""
 
     pictures: list[Picture]
     n_all: int
@@ -64,7 +72,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Galleries:
-    """Four kinds of images; None where there are none, or where the data are not images."""
+    """Four kinds of samples; None where there are none, or where nothing can be shown of them."""
 
     candidates: Gallery | None = None
     below: Gallery | None = None
@@ -75,8 +83,9 @@ class Galleries:
 def read_galleries(workspace: Workspace, params: Params, findings: Findings, top: int) -> Galleries:
     """At most `top` images of each kind."""
     wild = wild_samples(workspace, params, findings.experiment)
-    if wild.arrays[0].dtype != np.uint8 or wild.sample_shape[0] not in (1, 3):
-        return Galleries()  # points in the plane, or vectors
+    stored = workspace.find(prepared_set(findings.experiment.ood))
+    if wild.arrays[0].dtype != np.uint8 and not params.model.frozen and not read_file_names(stored):
+        return Galleries()  # numbers without names
     return Galleries(
         *_wild_galleries(workspace, params, findings, wild, top),
         misses(workspace, params, findings, min(top, N_MISTAKES)),
@@ -93,9 +102,10 @@ def _wild_galleries(
     galleries = []
     for index, n_all in ((ranked[:top], len(ranked)), (below, len(candidates.wild_score) - len(ranked))):
         files = wild_file_names(workspace, params, findings.experiment, index)
+        views = _Views(workspace, params, wild, (prepared_set(params.data.id), prepared_set(findings.experiment.ood)))
         names = [findings.class_names[label] for label in candidates.predicted[index].tolist()]
         word, score_name = "predicted as", score_label(candidates.score_name)
-        galleries.append(_gallery(wild, index, names, word, candidates.wild_score, score_name, n_all, files))
+        galleries.append(_gallery(views, index, names, word, candidates.wild_score, score_name, n_all, files))
     return galleries[0], galleries[1]
 
 
@@ -110,9 +120,9 @@ def misses(workspace: Workspace, params: Params, findings: Findings, top: int) -
     index = np.argsort(-scores, kind="stable")[:top]
     stored = RepresentationFile.open(workspace.find(experiment.test_representation(evaluation.unseen)))
     predicted = [findings.class_names[label] for label in stored.predicted.numpy()[index].tolist()]
-    files = _files(workspace, (unseen_set if evaluation.unseen else prepared_set)(evaluation.test_set), rows, index)
+    views = _Views(workspace, params, rows, ((unseen_set if evaluation.unseen else prepared_set)(evaluation.test_set),))
     n_all = int((scores >= evaluation.main.threshold).sum())
-    return _gallery(rows, index, predicted, "predicted as", scores, "score", n_all, files)
+    return _gallery(views, index, predicted, "predicted as", scores, "score", n_all, views.files(index))
 
 
 def false_alarms(workspace: Workspace, params: Params, findings: Findings, top: int) -> Gallery | None:
@@ -125,15 +135,9 @@ def false_alarms(workspace: Workspace, params: Params, findings: Findings, top: 
     _check_length(test.rows, scores, evaluation)
     index = np.argsort(scores, kind="stable")[:top]
     labels = [findings.class_names[label] for label in test.labels.numpy()[index].tolist()]
-    files = _files(workspace, prepared_set(params.data.id), test.rows, index)
+    views = _Views(workspace, params, test.rows, (prepared_set(params.data.id),))
     n_all = int((scores < evaluation.main.threshold).sum())
-    return _gallery(test.rows, index, labels, "of class", scores, "score", n_all, files)
-
-
-def _files(workspace: Workspace, artifact: Artifact, rows: Rows, index: np.ndarray) -> list[str]:
-    """The file that each sample comes from, empty where samples are not files."""
-    names = read_file_names(workspace.find(artifact))
-    return [names[i] if names else "" for i in rows.index[index]]
+    return _gallery(views, index, labels, "of class", scores, "score", n_all, views.files(index))
 
 
 def _check_length(rows: Rows, scores: np.ndarray, evaluation: Evaluation) -> None:
@@ -144,8 +148,51 @@ def _check_length(rows: Rows, scores: np.ndarray, evaluation: Evaluation) -> Non
         )
 
 
+@dataclass(frozen=True)
+class _Views:
+    """What can be shown of samples. Each array of the rows is that of one prepared set."""
+
+    workspace: Workspace
+    params: Params
+    rows: Rows
+    sets: tuple[Artifact, ...]
+
+    def files(self, index: np.ndarray) -> list[str]:
+        """The file or row id of each sample; empty where it has none."""
+        return [names[i] if names else "" for names, i in self._in_sets(index, read_file_names)]
+
+    def columns(self, index: np.ndarray) -> list[dict[str, str]]:
+        found = self._in_sets(index, read_shown)
+        return [{name: cells[i] for name, cells in columns.items()} for columns, i in found]
+
+    def thumbnails(self, index: np.ndarray) -> list[tuple[Markup, int]]:
+        """data: addresses that hold the images, and their sizes; empty for vectors."""
+        if self.rows.arrays[0].dtype == np.uint8:
+            return [_thumbnail(self.rows.read([int(i)])[0].numpy()) for i in index]  # one in memory at a time
+        if not self.params.model.frozen:
+            return [(Markup(""), 0)] * len(index)
+        images: dict[int, np.ndarray] = {}
+        for number, artifact in enumerate(self.sets):
+            own = [(position, i) for position, (which, i) in enumerate(self._positions(index)) if which == number]
+            wanted = np.array([i for _, i in own], dtype=np.int64)
+            found = original_images(self.workspace, self.params, artifact, wanted, LARGEST)
+            images |= {position: image for (position, _), image in zip(own, found, strict=True) if image is not None}
+        return [_thumbnail(images[i]) if i in images else (Markup(""), 0) for i in range(len(index))]
+
+    def _positions(self, index: np.ndarray) -> list[tuple[int, int]]:
+        """The set of each sample, and its index there."""
+        starts = np.cumsum([0, *(len(array) for array in self.rows.arrays)])
+        which = np.searchsorted(starts, self.rows.index[index], side="right") - 1
+        return [(int(k), int(i - starts[k])) for k, i in zip(which, self.rows.index[index], strict=True)]
+
+    def _in_sets(self, index: np.ndarray, read: Callable[[Found], T]) -> list[tuple[T, int]]:
+        """What `read` finds in the file of each sample's set, and the sample's index there."""
+        content = {which: read(self.workspace.find(self.sets[which])) for which, _ in self._positions(index)}
+        return [(content[which], i) for which, i in self._positions(index)]
+
+
 def _gallery(
-    rows: Rows,
+    views: _Views,
     index: np.ndarray,
     classes: Sequence[str],
     class_word: str,
@@ -154,16 +201,14 @@ def _gallery(
     n_all: int,
     files: Sequence[str],
 ) -> Gallery:
+    # where names are hidden because they would tell ID from OOD samples, columns are, too
+    columns = views.columns(index) if any(files) else [{}] * len(index)
+    shown = zip(index, classes, views.thumbnails(index), files, columns, strict=True)
     pictures = [
-        Picture(int(i), source, size, class_name, class_word, float(scores[i]), score_name, file)
-        for i, class_name, (source, size), file in zip(index, classes, thumbnails(rows, index), files, strict=True)
+        Picture(int(i), source, size, class_name, class_word, float(scores[i]), score_name, file, cells)
+        for i, class_name, (source, size), file, cells in shown
     ]
     return Gallery(pictures, n_all)
-
-
-def thumbnails(rows: Rows, index: np.ndarray) -> list[tuple[Markup, int]]:
-    """data: addresses that hold the images, and their sizes. One image at a time is in memory."""
-    return [_thumbnail(rows.read([int(i)])[0].numpy()) for i in index]
 
 
 def _thumbnail(image: np.ndarray) -> tuple[Markup, int]:

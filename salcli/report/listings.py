@@ -46,33 +46,35 @@ def plan_table(plan: Plan) -> Table:
         column.min_width, column.overflow = width, "fold"
     roles = ["labeled (ID)", "wild", *["odd, for tests"] * len(data.tests)]
     for role, custom in zip(roles, data.sets, strict=True):
-        table.add_row(role, Text(f"{custom.name}: {len(custom.source):,} images"), Text(_sizes(custom)))
+        table.add_row(role, Text(f"{custom.name}: {len(custom.source):,} {data.kind}"), Text(_sizes(custom)))
         if custom is data.id:
             table.add_row("classes", Text(_classes(custom)), Text(_class_sizes(custom)))
-        if bad := custom.look.bad:
+        if bad := custom.bad:
             shown = ", ".join(f"{custom.shown(path)} ({reason})" for path, reason in bad[:SHOWN_FILES])
             _add_left_out(table, "not read", len(bad), custom, shown + (", …" if len(bad) > SHOWN_FILES else ""))
         if custom.n_other_files:
             why = "their suffix is not that of a known image format"
             _add_left_out(table, "no images", custom.n_other_files, custom, why)
     for copies in data.copies:
-        _add_left_out(table, "copies", len(copies.paths), copies.of, _copies(copies))
+        _add_left_out(table, "copies", len(copies.index), copies.of, _copies(copies))
     if not data.copies:
-        table.add_row("copies", "none", "no file of one set has the bytes of another's")
+        same = "no two vectors are equal" if data.is_vectors else "no file of one set has the bytes of another's"
+        table.add_row("copies", "none", same)
     table.add_section()
     for choice in plan.choices:
         table.add_row(choice.what, Text(choice.chosen), Text(choice.why))
-    work = f"{plan.n_images / 1e6:.2g} million images through a network"
-    table.add_row("work", work, "estimated, all stages together")
     return table
 
 
 def _add_left_out(table: Table, what: str, n: int, custom: CustomSet, why: str) -> None:
-    table.add_row(what, Text(f"{n:,} files of {custom.name}, left out"), Text(why))
+    unit = "files" if custom.source.array is None else custom.source.kind
+    table.add_row(what, Text(f"{n:,} {unit} of {custom.name}, left out"), Text(why))
 
 
 def _sizes(custom: CustomSet) -> str:
     seen = custom.look
+    if seen is None:
+        return f"{custom.n_dimensions:,} dimensions"
     low, high = ("×".join(map(str, size)) for size in (seen.smallest, seen.largest))
     sizes = low if low == high else f"{low} to {high}"
     sample = f" ({seen.n_looked_at:,} looked at)" if seen.n_looked_at < len(custom.source) else ""
@@ -89,15 +91,15 @@ def _class_sizes(custom: CustomSet) -> str:
     counts = Counter(np.asarray(custom.source.labels).tolist())
     low, high = min(counts, key=lambda k: counts[k]), max(counts, key=lambda k: counts[k])
     if counts[low] == counts[high]:
-        return f"{counts[low]:,} images each"
+        return f"{counts[low]:,} {custom.source.kind} each"
     names = custom.source.class_names
     return f"from {counts[low]:,} ({printable(names[low])}) to {counts[high]:,} ({printable(names[high])})"
 
 
 def _copies(copies: Copies) -> str:
     where = "elsewhere in it" if copies.other == copies.of.name else f"in {copies.other} too"
-    names = ", ".join(copies.of.shown(path) for path in copies.paths[:SHOWN_FILES])
-    return f"{where}: {names}{', …' if len(copies.paths) > SHOWN_FILES else ''}"
+    names = ", ".join(copies.names[:SHOWN_FILES])
+    return f"{where}: {names}{', …' if len(copies.index) > SHOWN_FILES else ''}"
 
 
 # --- presets
@@ -156,7 +158,7 @@ def _listed(names: list[str]) -> str:
 
 MARKS = {"here": "[green]✓[/]", "custom": "[green]custom[/]", "partial": "[yellow]partial[/]", "missing": "[dim]–[/]"}
 ROLES = {"id": "ID", "ood": "OOD", "both": "both"}
-DATA_COLUMNS = ("name", "role", "size", "licence", "where from", "images", "download", "here")
+DATA_COLUMNS = ("name", "role", "size", "licence", "where from", "samples", "download", "here")
 NEEDS_WIDTH = {"where from": 100, "licence": 79}
 
 
@@ -166,12 +168,12 @@ def data_table(found: Mapping[DataSet, str], width: int) -> Table:
     table = plain_table("Data sets", *columns)
     table.show_edge = False
     for column in table.columns:
-        column.no_wrap, column.justify = True, "right" if column.header in ("images", "download") else "left"
+        column.no_wrap, column.justify = True, "right" if column.header in ("samples", "download") else "left"
     for record, state in found.items():
         cells = {
             "name": record.name,
             "role": ROLES[record.role],
-            "images": f"{record.n_images:,}",
+            "samples": f"{record.n_images:,}",
             "size": record.size,
             "download": _download(record),
             "licence": record.licence,
@@ -182,12 +184,13 @@ def data_table(found: Mapping[DataSet, str], width: int) -> Table:
     return table
 
 
-def data_json(found: Mapping[DataSet, str], custom: Mapping[str, Path] | None = None) -> str:
+def data_json(found: Mapping[DataSet, str], custom: Mapping[str, Sequence[Path]] | None = None) -> str:
     """All that is known, for programs; of custom sets, their paths."""
     sets = [record.facts() | {"status": state} for record, state in found.items()]
     sets += [
         {"name": name, "path": str(path), "status": "here" if path.exists() else "missing"}
-        for name, path in (custom or {}).items()
+        for name, paths in (custom or {}).items()
+        for path in paths
     ]
     return json.dumps(sets, indent=2, ensure_ascii=False)
 
@@ -232,22 +235,24 @@ SHORTEST_PATH = 16
 
 
 class LowestScores:
-    """The least ID-like images, for people. Keeps no more than it will show."""
+    """The least ID-like images or vectors, for people. Keeps no more than it will show."""
 
     def __init__(self, shown: int = SHOWN_IMAGES) -> None:
-        self._shown, self._lowest, self._n = shown, list[tuple[Any, ...]](), 0
+        self._shown, self._lowest, self._n, self._names = shown, list[tuple[Any, ...]](), 0, "path"
 
     def write(self, part: Scanned) -> None:
         from salcli.detector.predict import rows
 
+        self._names = part.predictions.name_column
         good = [row for row in rows(part) if row[-1] is None]
         self._n += len(good)
         self._lowest = nsmallest(self._shown, [*self._lowest, *good], key=_score)
 
     def table(self, width: int) -> Table:
         """No wider than `width`: of a long path the end is shown."""
-        more = f"The {len(self._lowest)} least ID-like of {self._n:,} images" if self._n > len(self._lowest) else ""
-        table = plain_table(more, "path", "class", "probability", "score", "OOD", "p-value")
+        what = "images" if self._names == "path" else "vectors"
+        more = f"The {len(self._lowest)} least ID-like of {self._n:,} {what}" if self._n > len(self._lowest) else ""
+        table = plain_table(more, self._names, "class", "probability", "score", "OOD", "p-value")
         for path, name, probability, score, is_ood, p_value, _ in self._lowest:
             table.add_row(
                 Text(_end(printable(path), max(SHORTEST_PATH, width - OTHER_COLUMNS))),

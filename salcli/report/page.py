@@ -110,6 +110,7 @@ class Report:
     tables: list[SetTable]
     notes: list[str]
     warning: str
+    verdict: str  # of `filter`: what was found beyond what ID data alone would give
     tau: Chart
     galleries: Galleries
     overview: Chart | None
@@ -167,6 +168,7 @@ def collect(
         tables=_tables(results, experiment) if results else [],
         notes=_notes(results) if results else [],
         warning=fit_warning(findings),
+        verdict=str(findings.filter.get("verdict", "")),
         tau=tau_chart(findings.candidates),
         galleries=galleries,
         overview=roc_overview(evaluation) if evaluation and evaluation.has_ood else None,
@@ -211,7 +213,12 @@ def tiles(findings: Findings) -> list[Tile]:
     n_candidates, n_wild = len(candidates.index), len(candidates.wild_score)
     share = f"of {n_wild:,} wild samples: {percent(n_candidates / n_wild)}"
     errors = [findings.filter.get(key) for key in ("err_in", "err_out")]
+    precision = findings.filter.get("precision")
+    estimated = findings.filter.get("estimated", {}).get("precision")
     known = UNKNOWN if errors == [None, None] else "; ".join(map(percent, errors))
+    if precision is not None or estimated is not None:
+        how = "" if precision is not None else " (estimated)"
+        share += f"; {percent(estimated if precision is None else precision)} of them OOD{how}"
     shown = [
         Tile("candidate outliers", f"{n_candidates:,}", share),
         Tile(

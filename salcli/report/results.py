@@ -411,7 +411,7 @@ def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
         names = ", ".join(results.unknown_sets)
         notes.append(
             f"{names}: unlabeled wild data. Nobody knows what in them is OOD, so FPR95, AUROC and AUPR are unknown; "
-            "they need OOD images to test on (data.test_ood)."
+            "they need OOD samples to test on (data.test_ood)."
         )
     if results.n_seeds > 1:
         over_sets = f" ({AVERAGE}: over the OOD sets)" if len(results.ood_sets) > 1 else ""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # stages load torch, which a table does not need
     from salcli.pipeline.train_id import TrainedClassifier
     from salcli.pipeline.train_ood import TrainedNetwork
 
+MADE_OF_OTHERS = ("committee", "learned", "auto")  # outlier scores as they are
 N_BINS = 14
 BAR_WIDTH = 28
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -47,8 +48,10 @@ def method_label(name: str) -> str:
 
 
 def score_label(name: str) -> str:
-    """τ, or the score of another method, which is higher for ID data, negated: −Energy."""
-    return "τ" if name == SAL else f"−{method_label(name)}"
+    """τ, with its temperature; the score of another method, which is higher for ID data, negated: −Energy."""
+    if name == SAL or name.startswith(f"{SAL}-T"):
+        return f"τ {name.removeprefix(SAL).removeprefix('-')}".strip()
+    return name if name in MADE_OF_OTHERS else f"−{method_label(name)}"
 
 
 def share_text(value: float | None) -> str:
@@ -166,7 +169,7 @@ def trained_table(done: Sequence[TrainedNetwork]) -> Table:
 
 def detector_table(done: Sequence[MadeDetector]) -> Table:
     columns, which = _experiment_columns(result.experiment for result in done)
-    table = plain_table("Detectors", *columns, "classes", "calibration images", "threshold (keeps 95%)")
+    table = plain_table("Detectors", *columns, "classes", "calibration samples", "threshold (keeps 95%)")
     for result in done:
         numbers = f"{result.n_classes:,}", f"{result.n_calibration:,}", f"{result.threshold:.4g}"
         table.add_row(*which(result.experiment), *numbers)
@@ -187,6 +190,7 @@ def filter_view(done: Sequence[Filtered], params: FilterParams) -> Group:
         names = ("wild", f"calibration ({params.calibration})")
         parts.append(two_histograms(candidates.wild_score, candidates.calibration_score, names, candidates.threshold))
     parts.append(_filter_table(done, params))
+    parts += [Text(f"{result.experiment}: {result.sentence}", style="bold") for result in done]
     parts += [Text(f"warning: {warning}", style="bold yellow") for warning in _filter_warnings(done)]
     return Group(*parts)
 
@@ -194,12 +198,14 @@ def filter_view(done: Sequence[Filtered], params: FilterParams) -> Group:
 def _filter_table(done: Sequence[Filtered], params: FilterParams) -> Table:
     score = "the chosen score" if params.score == "auto" else score_label(params.score)
     columns, which = _experiment_columns(result.experiment for result in done)
+    above = f"the {params.threshold_quantile:g} quantile" if params.fdr is None else f"T for an FDR of {params.fdr:g}"
     table = plain_table(
-        f"Candidate outliers: {score} above the {params.threshold_quantile:g} quantile",
-        *columns, "T", "candidates", "of wild", "ERR_in", "ERR_out", "ID risk", "ID acc.",
+        f"Candidate outliers: {score} above {above}",
+        *columns, "T", "candidates", "of wild", "precision", "est.", "ERR_in", "ERR_out", "ID acc.",
         caption=[
+            "precision: outliers among the candidates; est.: estimated without the truth.",
             "ERR_in: wild ID taken for outliers; ERR_out: wild OOD missed (compared with the truth afterwards).",
-            "ID risk: mean loss on ID training data; ID acc.: on calibration data.",
+            "ID acc.: on calibration data.",
         ],
     )  # fmt: skip
     for result in done:
@@ -209,9 +215,10 @@ def _filter_table(done: Sequence[Filtered], params: FilterParams) -> Table:
             f"{result.candidates.threshold:.4g}",
             f"{len(result.candidates.index):,}",
             f"{len(result.candidates.wild_score):,}",
+            share_text(errors.precision if errors else None),
+            share_text(result.verdict.precision),
             share_text(errors.err_in if errors else None),
             share_text(errors.err_out if errors else None),
-            f"{result.fit.train_risk:.4f}",
             f"{result.fit.calibration_accuracy:.1%}",
         )
     return table
@@ -237,35 +244,42 @@ def poor_fit(train_accuracy: float, calibration_accuracy: float) -> str:
 
 
 def auto_table(result: Filtered) -> Table:
-    """Every score of `filter.score: auto`: τ first, then the others by their excess."""
-    from salcli.sal.unlabeled import CONFIDENCE, N_RESAMPLES
+    """Every score of `filter.score: auto`, the best first."""
+    from salcli.sal.unlabeled import CONFIDENCE, DRIFT, N_RESAMPLES
 
     table = plain_table(
         f"Every score as separator, {result.experiment}",
-        "score", "T", "candidates", "excess", "± std", "beats τ", "ERR_in", "ERR_out", "AUROC",
+        "score", "T", "candidates", "excess", "± std", "beaten", "drift", "ERR_in", "ERR_out", "AUROC",
         caption=[
-            "◀: chosen. excess: share of wild samples above T, less that of calibration samples.",
-            f"± std, beats τ: over {N_RESAMPLES} resamples. τ stays unless another beats it in {CONFIDENCE:.0%};",
-            "of several such scores, the one with the largest excess is chosen.",
+            f"◀: chosen: the committee or, of those that beat it in {CONFIDENCE:.0%} of resamples, the largest excess.",
+            "excess: share of wild samples above T, less that of calibration samples, over ID quantiles 0.8–0.975.",
+            f"± std, beaten by the chosen one: over {N_RESAMPLES} resamples.",
+            f"drift: of the lower half of the scores, in standard errors; above {DRIFT:g}, all wild data differ.",
+            _undecided(result),
             "ERR_in, ERR_out, AUROC: compared with the truth afterwards; they do not affect the choice.",
         ],
     )  # fmt: skip
-    first, *others = result.trials
-    for trial in (first, *sorted(others, key=lambda other: -other.excess)):
-        is_chosen, errors = trial.score == result.candidates.score_name, trial.errors
+    for trial in sorted(result.trials, key=lambda one: (not one.is_chosen, -one.excess)):
+        is_chosen, errors = trial.is_chosen, trial.errors
         table.add_row(
             score_label(trial.score) + (" ◀" if is_chosen else ""),
             f"{trial.threshold:.4g}",
             f"{trial.n_candidates:,}",
             f"{trial.excess:.1%}",
             f"{trial.excess_std:.1%}",
-            "–" if trial is first else f"{trial.wins_over_tau:.1%}",
+            "–" if is_chosen else f"{trial.beaten:.1%}",
+            f"{trial.drift:.1f}",
             share_text(errors.err_in if errors else None),
             share_text(errors.err_out if errors else None),
             share_text(trial.auroc if errors else None),
             style="bold" if is_chosen else "",
         )
     return table
+
+
+def _undecided(result: Filtered) -> str:
+    close = ", ".join(map(score_label, result.undecided))
+    return f"Not surely better than: {close}." if close else "Surely better than all others."
 
 
 def two_histograms(

@@ -80,6 +80,24 @@ def score_threshold(calibration: Float[Tensor, " n"], quantile: float) -> float:
     return -threshold_that_keeps(-calibration.numpy(), quantile)
 
 
+def discoveries_threshold(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"], fdr: float) -> float | None:
+    """T by Benjamini and Hochberg on the conformal p-values of the wild scores; None if nothing is found.
+
+    The p-value of a score is (1 + number of calibration scores at or above it) / (n + 1). Of the candidates, an
+    expected share of at most `fdr` are ID data, if wild ID data are exchangeable with the calibration data (Bates et
+    al., 2023).
+    """
+    n, m = len(calibration), len(wild)
+    ranked = calibration.sort(descending=True).values
+    # T at the rank-th largest calibration score: what is above has a p-value of at most rank / (n + 1)
+    rank = torch.arange(1, n + 1)
+    n_above = m - torch.searchsorted(wild.sort().values, ranked, right=True)
+    allowed = torch.nonzero(
+        (rank.double() * m <= fdr * (n + 1) * n_above.double() * (1 + 1e-12)) & (n_above > 0)
+    ).flatten()
+    return float(ranked[allowed[-1]]) if len(allowed) else None
+
+
 def working_quantiles(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"]) -> tuple[float, float] | None:
     """The range of quantiles (low, high] whose threshold leaves some candidates, but not only candidates."""
     low = float((calibration < wild.min()).double().mean())
@@ -89,10 +107,14 @@ def working_quantiles(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"
 
 @dataclass(frozen=True)
 class SeparationErrors:
-    """ERR_in: share of wild ID data taken for outliers; ERR_out: share of wild OOD data missed (Theorem 1)."""
+    """ERR_in: share of wild ID data taken for outliers; ERR_out: share of wild OOD data missed (Theorem 1).
+
+    Precision: share of OOD data among the candidates.
+    """
 
     err_in: float
     err_out: float
+    precision: float = math.nan
 
 
 def separation_errors(is_candidate: Bool[Tensor, " m"], is_ood: Bool[Tensor, " m"]) -> SeparationErrors:
@@ -100,4 +122,5 @@ def separation_errors(is_candidate: Bool[Tensor, " m"], is_ood: Bool[Tensor, " m
     return SeparationErrors(
         err_in=float(is_candidate[~is_ood].double().mean()) if (~is_ood).any() else math.nan,
         err_out=float((~is_candidate)[is_ood].double().mean()) if torch.any(is_ood) else math.nan,
+        precision=float(is_ood[is_candidate].double().mean()) if is_candidate.any() else math.nan,
     )

@@ -11,13 +11,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def last_layer_residual(logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Gradient of cross-entropy w.r.t. the logits: softmax minus one-hot.
+def last_layer_residual(
+    logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], temperature: float = 1.0
+) -> Float[Tensor, "n k"]:
+    """Gradient of cross-entropy w.r.t. the logits: softmax(logits / temperature) minus one-hot.
 
     The gradient of the last layer's weight is its outer product with the feature. Computed in float64, because p − 1 of
-    a confident prediction would be rounded to zero in float32.
+    a confident prediction would be rounded to zero in float32. At an infinite temperature softmax is uniform.
     """
-    residual = logits.double().softmax(dim=1)  # n, K
+    residual = (logits.double() / temperature).softmax(dim=1)  # n, K
     residual[torch.arange(len(labels), device=labels.device), labels] -= 1
     return residual.to(logits.dtype)
 
@@ -136,12 +138,14 @@ class FactorSource(Protocol):
 class Gradients:
     """Gradients of represented samples, taken with the given labels; computed from the logits chunk by chunk.
 
-    With `label_row_only`, each gradient is its label's own row (K = 1), which is what the authors' code uses.
+    With `label_row_only`, each gradient is its label's own row (K = 1), which is what the authors' code uses. A
+    temperature above the paper's 1 softens the softmax.
     """
 
     source: RepresentationSource
     label: Int[Tensor, " n"]
     label_row_only: bool = False
+    temperature: float = 1.0
 
     def __len__(self) -> int:
         return len(self.label)
@@ -150,7 +154,7 @@ class Gradients:
         start = 0
         for chunk in self.source.chunks():
             label = self.label[start : start + len(chunk)]
-            residual = last_layer_residual(chunk.logits, label)
+            residual = last_layer_residual(chunk.logits, label, self.temperature)
             if self.label_row_only:
                 residual = residual.gather(1, label[:, None])  # n, 1
             yield Factors(residual, chunk.feature, label)

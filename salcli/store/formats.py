@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from salcli.data.duplicates import DIGEST_BYTES, Digests, sample_digests
 from salcli.data.samples import Samples
 from salcli.data.splits import IdSplit, Index
 from salcli.errors import BadArtifactError, ModelError, StorageError, UnknownNameError
@@ -48,6 +50,7 @@ N = TypeVar("N", bound=Classifier)
 # -- samples
 
 SAMPLES = "samples"
+IMAGES, VECTORS = "images", "vectors"
 ROWS_AT_ONCE = 1024
 TOO_SMALL_TO_ASK = 10_000_000  # bytes: if the disk is full, writing these fails soon enough
 
@@ -61,16 +64,24 @@ class Description:
     class_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # n
     about: Mapping[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()  # n, where each sample comes from a file
+    names: tuple[str, ...] = ()  # n, where samples have one: the file of an image, the id of a row
+    shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that people want to see, n cells each
+    digests: Digests | None = None  # n, of the pixels or values that were read; None: of the array
 
 
 def write_samples(
-    path: Path, samples: Samples, name: str, about: Mapping[str, Any] | None = None, files: tuple[str, ...] = ()
+    path: Path, samples: Samples, name: str, about: Mapping[str, Any] | None = None, names: tuple[str, ...] = ()
 ) -> None:
     """A prepared set. Its array may be a map of another file: it is copied piece by piece."""
-    array = samples.array
+    _write_whole(
+        path, samples.array, Description(name, samples.labels, samples.class_names, samples.is_test, about or {}, names)
+    )
+
+
+def _write_whole(path: Path, array: NDArray[Any], rest: Description) -> None:
     pieces = (array[start : start + ROWS_AT_ONCE] for start in range(0, len(array), ROWS_AT_ONCE))
-    rest = Description(name, samples.labels, samples.class_names, samples.is_test, about or {}, files)
+    if rest.digests is None:
+        rest = replace(rest, digests=sample_digests(array))
     write_streamed_samples(path, array.shape, array.dtype, pieces, lambda: rest)
 
 
@@ -98,9 +109,8 @@ def write_streamed_samples(
                 _write_description(file, rest)
         if n_written < shape[0]:
             with reading(Found(draft), SAMPLES) as file:
-                array = StoredArray.of(draft, file["images"]).open()[:n_written]
-            kept = Samples(array, rest.labels, rest.class_names, rest.is_test)
-            write_samples(path, kept, rest.name, rest.about, rest.files)
+                array = StoredArray.of(draft, _array_of(file)).open()[:n_written]
+            _write_whole(path, array, rest)
         elif draft != path:
             draft.replace(path)
     finally:
@@ -113,27 +123,45 @@ def read_samples(found: Found) -> Samples:
     with reading(found, SAMPLES) as file:
         about_of(file)["name"]  # a draft has none
         samples = Samples(
-            array=StoredArray.of(found.path, file["images"]).open(),
+            array=StoredArray.of(found.path, _array_of(file)).open(),
             labels=np.asarray(file["labels"]) if "labels" in file else None,
             class_names=tuple(os.fsdecode(name) for name in file.get("class_names", ())),
             is_test=np.asarray(file["is_test"]) if "is_test" in file else None,
         )
-        if samples.array.ndim != 4:
-            raise ValueError(f"its images have {samples.array.ndim} axes, not 4")
+        if samples.array.ndim != (2 if VECTORS in file else 4):
+            raise ValueError(f"its samples have {samples.array.ndim} axes")
         for array in (samples.labels, samples.is_test):
             if array is not None and array.shape != (len(samples),):
-                raise ValueError(f"it has {len(samples)} images, but another number of labels or test marks")
+                raise ValueError(f"it has {len(samples)} samples, but another number of labels or test marks")
+        if file["digest"].shape != (len(samples), DIGEST_BYTES):
+            raise ValueError(f"it has {len(samples)} samples, but another number of digests")
         return samples
 
 
 def read_file_names(found: Found) -> tuple[str, ...]:
-    """The file of each sample, relative to the path of its set; empty where samples are not files."""
+    """The file of each sample, relative to the path of its set, or its row id; empty where samples have no names."""
     with reading(found, SAMPLES) as file:
-        return tuple(os.fsdecode(name) for name in file["files"][()]) if "files" in file else ()
+        return tuple(os.fsdecode(name) for name in file["names"][()]) if "names" in file else ()
+
+
+def read_digests(found: Found) -> Digests:
+    """One digest for each sample; samples that were equal when they were read have equal ones."""
+    with reading(found, SAMPLES) as file:
+        return np.asarray(file["digest"], np.uint8).view(f"V{DIGEST_BYTES}")[:, 0]
+
+
+def read_shown(found: Found) -> dict[str, tuple[str, ...]]:
+    """The columns that people want to see beside the samples, by name."""
+    with reading(found, SAMPLES) as file:
+        return {name: _read_texts(file, f"shown/{i}") for i, name in enumerate(about_of(file).get("shown", ()))}
+
+
+def _array_of(file: h5py.File) -> h5py.Dataset:
+    return file[VECTORS if VECTORS in file else IMAGES]
 
 
 def _write_rows(file: h5py.File, shape: tuple[int, ...], dtype: np.dtype[Any], pieces: Iterable[NDArray[Any]]) -> int:
-    stored, n_written = file.create_dataset("images", shape, dtype), 0
+    stored, n_written = file.create_dataset(VECTORS if len(shape) == 2 else IMAGES, shape, dtype), 0
     for piece in pieces:
         if len(piece):
             stored[n_written : n_written + len(piece)] = piece
@@ -146,10 +174,27 @@ def _write_description(file: h5py.File, rest: Description) -> None:
         array = getattr(rest, name)
         if array is not None:
             file.create_dataset(name, data=array)
-    for names in ("class_names", "files"):  # no attributes: those may not be longer than 64 kB
+    for names in ("class_names", "names"):  # no attributes: those may not be longer than 64 kB
         if getattr(rest, names):
             file.create_dataset(names, data=np.array([os.fsencode(name) for name in getattr(rest, names)]))
-    file.attrs["about"] = json.dumps({**rest.about, "name": rest.name}, sort_keys=True)
+    if rest.digests is not None:
+        file.create_dataset("digest", data=rest.digests.view(np.uint8).reshape(-1, DIGEST_BYTES))
+    for i, cells in enumerate(rest.shown.values()):  # a column's name may be no name for HDF5
+        _write_texts(file, f"shown/{i}", cells)
+    shown = {"shown": [*rest.shown]} if rest.shown else {}
+    file.attrs["about"] = json.dumps({**rest.about, **shown, "name": rest.name}, sort_keys=True)
+
+
+def _write_texts(file: h5py.File, name: str, texts: tuple[str, ...]) -> None:
+    """End to end: in an array of strings, each would take as much room as the longest one."""
+    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+    file.create_dataset(f"{name}/text", data=np.frombuffer(b"".join(encoded), np.uint8))
+    file.create_dataset(f"{name}/end", data=np.cumsum([len(text) for text in encoded], dtype=np.int64))
+
+
+def _read_texts(file: h5py.File, name: str) -> tuple[str, ...]:
+    content, ends = file[f"{name}/text"][()].tobytes(), file[f"{name}/end"][()].tolist()
+    return tuple(content[i:j].decode("utf-8", "surrogateescape") for i, j in pairwise([0, *ends]))
 
 
 def _check_space(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -157,10 +202,8 @@ def _check_space(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> No
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     needed, free = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, shutil.disk_usage(folder).free
     if needed > max(free, TOO_SMALL_TO_ASK):
-        raise StorageError(
-            f"{path} needs {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; "
-            "make room, or choose a smaller data.image_size"
-        )
+        smaller = ", or choose a smaller data.image_size" if len(shape) == 4 else ""
+        raise StorageError(f"{path} needs {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; make room{smaller}")
 
 
 # -- splits and the wild set

@@ -1,14 +1,15 @@
 """`salcli init` on the command line: what it prints, which options belong together, and its exit codes."""
 
-import os
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers.cli import files, refused, salcli
-from helpers.custom_images import lay_out, options
+import torch
+from helpers.cli import refused, salcli
+from helpers.custom_images import lay_out, options, save
+from torchvision import models
 
-from salcli.params.presets import preset, text
-from salcli.params.schema import load_params
+from salcli.params.schema import Params, load_params
 
 
 def init(folder: Path, *arguments: str) -> str:
@@ -29,43 +30,14 @@ def test_it_says_what_it_created_and_what_comes_next(tmp_path: Path) -> None:
     assert "data to fetch" not in shown
 
 
-def test_without_a_name_it_is_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = salcli("init", "--no-dvc")
-    assert result.stdout.endswith("next: dvc init --no-scm && dvc repro\n")
-    assert (tmp_path / "params.yaml").read_text() == text(preset("default"))
-    assert not (tmp_path / ".dvc").exists()
-
-
-def test_a_preset_of_the_paper_names_the_data_to_fetch(tmp_path: Path) -> None:
-    shown = init(tmp_path, "--preset", "singular-vectors", "--no-dvc", "--set", "seeds=[5]")
-    assert "data to fetch: cifar100, textures\n" in shown
-    assert "&& salcli data fetch cifar100 textures && dvc init --no-scm && dvc repro\n" in shown
-    assert load_params(tmp_path / "params.yaml")[0].seeds == (5,)
-
-
-def test_a_folder_in_use_is_left_alone_and_force_overwrites(tmp_path: Path) -> None:
-    for name in ("params.yaml", "README.md"):
-        (tmp_path / name).write_text("mine")
-    assert "already holds params.yaml; overwrite with --force" in refused("init", str(tmp_path), root=tmp_path)
-    photos = lay_out(tmp_path / "elsewhere")
-    assert "already holds params.yaml" in refused("init", str(tmp_path), *options(photos), root=tmp_path)
-    assert "left as it was: README.md\n" in init(tmp_path, "--force", "--no-dvc")
-    assert (tmp_path / "params.yaml").read_text() == text(preset("default"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--preset", "toyy"], "no preset is called toyy (did you mean toy?)"),
         (["--set", "seedz=1"], "seedz  no such key (did you mean seeds?)"),
-        (["--set", "data.pi"], "must be KEY=VALUE"),
         (["--id", "x"], "--id needs --wild as well"),
-        (["--model", "resnet18"], "--model needs --id and --wild as well"),
-        (["--test-ood", "x"], "--test-ood needs --id and --wild as well"),
+        (["--frozen"], "--frozen needs --id and --wild as well"),
         (["--id", "x", "--wild", "y", "--preset", "cifar10"], "--preset cifar10 is for published data"),
-        (["--id", "x", "--wild", "y", "--weights", "net.pt"], "--weights is about a network; name that with --model"),
-        (["--id", "x", "--wild", "y", "--model", "m:n", "--mean", "a"], "--mean a: must be a number"),
         (["--id", "nowhere", "--wild", "nowhere"], "nowhere does not exist"),
     ],
 )
@@ -93,23 +65,49 @@ def test_the_plan_for_custom_images_is_shown(tmp_path: Path) -> None:
     assert load_params(tmp_path / "d" / "params.yaml")[0].seeds == (3,)
 
 
-NAMES = ["with space", "quo\"te's", "ünï ☃", "new\nline", "$(touch x)", "[red]", os.fsdecode(b"no\xfftext")]
+# --- photos, and networks whose weights are published
 
 
-def test_names_are_only_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No name is run, read as markup, or breaks the output."""
-    monkeypatch.chdir(tmp_path)
-    photos = lay_out(tmp_path)
-    for kind, name in zip("ab", NAMES[-2:], strict=True):
-        (photos / "labeled" / kind).rename(photos / "labeled" / name)
-    for i, name in enumerate(NAMES):
-        (photos / "unlabeled" / "day 0").joinpath(f"{3 * i}.png").rename(photos / "unlabeled" / f"{name}.png")
-        (photos / "unlabeled" / f"bad {name}.png").write_bytes(b"")
-    (photos / "unlabeled").rename(photos / NAMES[1])
-    shown = init(tmp_path / "d", *options(photos)[:2], "--wild", str(photos / NAMES[1]), "--no-dvc")
-    assert "[red]" in shown
-    assert load_params(tmp_path / "d" / "params.yaml")[0].data.custom["quo-te-s"] == str(photos / NAMES[1])
-    done = salcli("prepare", "--params", str(tmp_path / "d" / "params.yaml"))
-    assert done.exit_code == 0, done.stderr
-    assert "classes 2" in done.stdout
-    assert "x" not in {Path(name).name for name in files(tmp_path)}
+def planned(folder: Path, *arguments: str) -> tuple[str, Params]:
+    """What is said, in one line, and params.yaml."""
+    return " ".join(init(folder, *arguments).split()), load_params(folder / "params.yaml")[0]
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Photos of 80 pixels, no GPU, no network, and an empty cache of weights: the options of `init`."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    rng = np.random.default_rng(0)
+    for i in range(16):
+        pixels = rng.integers(0, 256, (80, 80, 3), dtype=np.uint8)
+        save(tmp_path / "photos" / ("labeled/a", "labeled/b", "unlabeled")[i % 3] / f"{i}.png", pixels)
+    return [*options(tmp_path / "photos"), "--set", "device=cpu"]
+
+
+def test_photos_without_weights_get_two_ways_out(photos: list[str], tmp_path: Path) -> None:
+    message = refused("init", str(tmp_path / "d"), *photos, root=tmp_path)
+    for words in ("photos, and there is no GPU", "efficientnet_b0_rwightman-7f5810bc.pth", f"{tmp_path}/cache/hub"):
+        assert words in message
+    assert "train one from scratch, about " in message
+    assert "--model torchvision:resnet18" in message
+    said, params = planned(tmp_path / "d", *photos, "--model", "torchvision:resnet18", "--image-size", "32")
+    assert "note: torchvision:resnet18 is trained from scratch, because it has no pretrained weights here" in said
+    assert (params.model.weights, params.train_id.epochs) == (None, 30)
+
+
+def test_photos_with_weights_are_embedded_and_a_named_network_is_fine_tuned(photos: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    for name in ("efficientnet_b0", "resnet18"):
+        published = models.get_model_weights(name).DEFAULT.url.rpartition("/")[2]
+        torch.save(models.get_model(name, weights=None).state_dict(), folder / published)
+    said, params = planned(tmp_path / "d", *photos)
+    assert "torchvision:efficientnet_b0, frozen photos and no GPU" in said
+    assert "shorter side to 256, then 224 × 224 what its weights were trained with" in said
+    assert (params.model.frozen, params.model.weights, params.data.image_size) == (True, "pretrained", None)
+    said, params = planned(tmp_path / "e", *photos, "--model", "torchvision:resnet18")
+    assert "fine-tuned from its published weights" in said
+    assert (params.model.frozen, params.model.weights, params.data.image_size) == (False, "pretrained", 224)
+    assert (params.train_id.epochs, params.train_id.lr, params.model.mean) == (4, 0.01, "auto")

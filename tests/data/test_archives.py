@@ -7,17 +7,15 @@ import re
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable
 from contextlib import closing
-from itertools import product
 from pathlib import Path
 
 import pytest
+from helpers.compute import Watched
 
 from salcli.data import archives
-from salcli.data.archives import Tar, archive_kind, unpack
-from salcli.errors import DataError, StorageError
-from salcli.progress import Silent
+from salcli.data.archives import Tar, unpack
+from salcli.errors import DataError
 
 FILES = {"set/a.txt": b"first", "set/deep/b.bin": bytes(range(256)) * 400, "list.txt": b"names"}
 
@@ -65,25 +63,15 @@ def archive_of(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-class Counter(Silent):
-    n = 0
-
-    def advance(self, n: int, **values: float) -> None:
-        self.n += n
-
-
 # --- what goes well
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz", "a.zip"])
 def test_an_archive_comes_out_as_it_went_in_and_every_byte_is_counted(folder: Path, name: str) -> None:
-    counter = Counter()
+    counter = Watched()
     assert unpack(archive_of(folder.parent / name, FILES), folder, counter) == [folder / "list.txt", folder / "set"]
     assert tree(folder) == FILES
-    assert counter.n == sum(map(len, FILES.values()))
-
-
-def test_a_gzipped_file_loses_its_ending(folder: Path) -> None:
+    assert counter.seen == sum(map(len, FILES.values()))
     assert unpack(archive_of(folder / "train-images.gz", FILES), folder) == [folder / "train-images"]
     assert (folder / "train-images").read_bytes() == FILES["set/a.txt"]
 
@@ -93,38 +81,18 @@ def test_what_was_there_before_is_replaced_as_a_whole(folder: Path) -> None:
     for name in ("set/stale.txt", "other.txt", f"{stage.name}/set/half"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("of an older version")
-    archive = tar(folder.parent / "a.tar", files=FILES)
-    unpack(archive, folder)
+    unpack(tar(folder.parent / "a.tar", files=FILES), folder)
     assert tree(folder) == {**FILES, "other.txt": b"of an older version"}
-    with pytest.raises(StorageError, match="cannot be unpacked"):
-        unpack(archive, folder / "other.txt")
 
 
-def test_links_inside_are_welcome(folder: Path) -> None:
-    links = (
-        member("set/link.txt", tarfile.SYMTYPE, "a.txt"),
-        member("set/deep/up.txt", tarfile.SYMTYPE, "../a.txt"),
-        member("set/hard.txt", tarfile.LNKTYPE, "set/a.txt"),
-    )
-    unpack(tar(folder.parent / "a.tar", *links, files=FILES), folder)
-    for name in ("link.txt", "deep/up.txt", "hard.txt"):
-        assert (folder / "set" / name).read_bytes() == b"first"
-
-
-def test_no_member_brings_its_owner_or_odd_rights(folder: Path) -> None:
+def test_links_inside_are_welcome_but_no_odd_rights(folder: Path) -> None:
     odd = member("odd")
-    odd.mode, odd.uid, odd.gid = 0o6777, 12345, 12345
-    unpack(tar(folder.parent / "a.tar", odd), folder)
-    state = (folder / "odd").stat()
-    assert stat.S_IMODE(state.st_mode) & 0o7022 == 0
-    assert state.st_uid == os.getuid()
-
-
-@pytest.mark.parametrize("name", ["a.mat", "a.npy", "a.txt", "tar"])
-def test_other_files_are_no_archives(folder: Path, name: str) -> None:
-    assert archive_kind(name) is None
-    with pytest.raises(DataError, match="not an archive that salcli unpacks"):
-        unpack(folder / name, folder)
+    odd.mode = 0o6777
+    links = member("set/deep/up.txt", tarfile.SYMTYPE, "../a.txt"), member("set/hard.txt", tarfile.LNKTYPE, "set/a.txt")
+    unpack(tar(folder.parent / "a.tar", odd, *links, files=FILES), folder)
+    assert stat.S_IMODE((folder / "odd").stat().st_mode) & 0o7022 == 0
+    for name in ("deep/up.txt", "hard.txt"):
+        assert (folder / "set" / name).read_bytes() == b"first"
 
 
 # --- what does not
@@ -141,12 +109,9 @@ def assert_refused(archive: Path, folder: Path, words: str) -> None:
 
 
 TRICKS = {
-    "parent": (member("../evil"),),
-    "parent in the middle": (member("set/../../evil"),),
+    "parent": (member("set/../../evil"),),
     "absolute": (member("/tmp/salcli-evil"),),
     "windows path": (member("..\\evil"),),
-    "windows drive": (member("C:evil"),),
-    "symlink to parent": (member("set", tarfile.SYMTYPE, ".."),),
     "symlink to absolute": (member("set", tarfile.SYMTYPE, "/etc/passwd"),),
     "symlink deep to outside": (member("set/link", tarfile.SYMTYPE, "../../evil"),),
     "file through a symlink": (member("set", tarfile.SYMTYPE, "."), member("set/evil")),
@@ -154,11 +119,8 @@ TRICKS = {
     # real path of a/..: the parent of the folder, because a is the folder itself
     "symlink over a symlink": (member("a", tarfile.SYMTYPE, "."), member("b", tarfile.SYMTYPE, "a/../evil")),
     "hard link to parent": (member("set", tarfile.LNKTYPE, "../evil"),),
-    "hard link to absolute": (member("set", tarfile.LNKTYPE, "/etc/passwd"),),
     "hard link over a symlink": (member("a", tarfile.SYMTYPE, "b"), member("h", tarfile.LNKTYPE, "a/x")),
-    "character device": (member("set", tarfile.CHRTYPE),),
-    "block device": (member("set", tarfile.BLKTYPE),),
-    "pipe": (member("set", tarfile.FIFOTYPE),),
+    "device": (member("set", tarfile.CHRTYPE),),
 }
 
 
@@ -171,62 +133,35 @@ def test_a_tar_archive_cannot_climb_out(folder: Path, trick: str) -> None:
         content.check(limit=1_000_000)
 
 
-@pytest.mark.parametrize("name", ["../evil", "set/../../evil", "/tmp/salcli-evil", "..\\evil", "C:\\evil", "C:evil"])
-def test_a_zip_archive_cannot_climb_out_and_the_member_is_named(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["set/../../evil", "/tmp/salcli-evil", "C:\\evil"])
+def test_a_zip_archive_cannot_climb_out_and_holds_no_links(folder: Path, name: str) -> None:
     archive = archive_of(folder.parent / "a.zip", {"ok": b"ok", name: b"x"})
     assert_refused(archive, folder, rf"member {re.escape(repr(name))} climbs out")
+    link = zipfile.ZipInfo("set")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(archive, "w") as content:
+        content.writestr(link, "/etc/passwd")
+    assert_refused(archive, folder, "'set' is a link, a device or a pipe")
 
 
-@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
-def test_a_zip_archive_holds_no_links_and_devices(folder: Path, kind: int) -> None:
-    info = zipfile.ZipInfo("set")
-    info.external_attr = (kind | 0o777) << 16
-    with zipfile.ZipFile(folder.parent / "a.zip", "w") as archive:
-        archive.writestr(info, "/etc/passwd")
-    assert_refused(folder.parent / "a.zip", folder, "'set' is a link, a device or a pipe")
-
-
-def cut(content: bytes) -> bytes:
-    return content[: len(content) * 2 // 3]
-
-
-def damaged(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes(255 - byte for byte in content[middle : middle + 64]) + content[middle + 64 :]
-
-
-NOISE = {"set/noise": os.urandom(200_000), "set/more": os.urandom(200_000)}
-
-
-@pytest.mark.parametrize(
-    ("name", "harm"),
-    [*product(["a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.zip", "a.gz"], [cut, damaged]), ("a.tar", cut)],
-)
-def test_a_broken_archive_leaves_nothing_behind(folder: Path, name: str, harm: Callable[[bytes], bytes]) -> None:
-    archive = archive_of(folder.parent / name, NOISE)
-    archive.write_bytes(harm(archive.read_bytes()))
-    assert_refused(archive, folder, "damaged or truncated.*remove it and run the same command again")
-
-
-@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.zip", "a.gz"])
-def test_something_else_under_the_name_of_an_archive(folder: Path, name: str) -> None:
-    (folder.parent / name).write_bytes(b"<html>not found</html>" * 100)
-    assert_refused(folder.parent / name, folder, "damaged or truncated")
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.zip", "a.gz"])
+def test_a_broken_archive_leaves_nothing_behind(folder: Path, name: str) -> None:
+    archive = archive_of(folder.parent / name, {"set/noise": os.urandom(200_000), "set/more": os.urandom(200_000)})
+    good = archive.read_bytes()
+    middle = len(good) // 2
+    damaged = good[:middle] + bytes(255 - byte for byte in good[middle : middle + 64]) + good[middle + 64 :]
+    for content in (good[: len(good) * 2 // 3], damaged, b"<html>not found</html>" * 100):
+        archive.write_bytes(content)
+        assert_refused(archive, folder, "damaged or truncated.*remove it and run the same command again")
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.zip", "a.gz", "a.tar.bz2", "a.tar.xz"])
 def test_a_bomb_does_not_go_off(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "SMALL", 1_000_000)
     assert_refused(archive_of(folder.parent / name, {"zeros": bytes(20_000_000)}), folder, "unpacks to more than")
-
-
-def test_a_tar_header_that_promises_more_than_the_disk_holds(folder: Path) -> None:
     huge = tarfile.TarInfo("huge")
     huge.size = 1 << 60
     (folder.parent / "a.tar").write_bytes(huge.tobuf() + bytes(10_240))
     assert_refused(folder.parent / "a.tar", folder, "unpacks to more than")
-
-
-def test_the_free_disk_space_is_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000}))
-    assert_refused(tar(folder.parent / "a.tar", files=FILES), folder, "beyond the free disk space")
+    assert_refused(tar(folder.parent / "b.tar", files=FILES), folder, "beyond the free disk space")

@@ -4,22 +4,19 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.fake_data import Malicious, random_images, refusal
-from helpers.users import nobody
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from salcli.data.catalogue import load_source
-from salcli.data.duplicates import file_digests, first_of_each, not_in, pixel_digests
+from salcli.data.duplicates import first_of_each, not_in, sample_digests
 from salcli.data.folders import NAME, RESERVED, image_files, name_for, read_custom, read_from_custom
 from salcli.errors import DataError
-from salcli.progress import Silent
 
 
 def lay(root: Path, *names: str) -> None:
@@ -50,32 +47,24 @@ def test_folders_are_classes_in_the_order_of_their_names(tmp_path: Path) -> None
     assert grays(tmp_path, "fashion-mnist") == [1, 0]
 
 
-def test_train_and_test_are_an_official_split(tmp_path: Path) -> None:
-    lay(tmp_path / "cifar10", "train/b/1.png", "train/a/1.png", "test/a/1.png", "test/b/1.png", "test/b/2.png")
-    found = load_source("cifar10", tmp_path)
-    assert found.class_names == ("a", "b")
-    assert grays(tmp_path) == [1, 0, 2, 3, 4]
-    np.testing.assert_array_equal(found.labels, [0, 1, 0, 1, 1])
-    np.testing.assert_array_equal(found.is_test, [False, False, True, True, True])
-
-
-def test_an_ood_set_takes_all_images_below_and_may_have_an_official_split(tmp_path: Path) -> None:
+def test_an_ood_set_takes_all_images_below_and_train_and_test_are_an_official_split(tmp_path: Path) -> None:
     lay(tmp_path / "textures", "b/1.png", "c.png", "a/x/1.png")
     (tmp_path / "textures" / "empty").mkdir()
     assert grays(tmp_path, "textures") == [2, 0, 1]
     lay(tmp_path / "isun", "train/1.png", "test/1.png", "test/2.png")
     source = load_source("isun", tmp_path)
-    assert source.is_test is not None
-    assert source.is_test.tolist() == [False, True, True]
+    np.testing.assert_array_equal(source.is_test, [False, True, True])
+    lay(tmp_path / "cifar10", "train/b/1.png", "train/a/1.png", "test/a/1.png", "test/b/1.png", "test/b/2.png")
+    found = load_source("cifar10", tmp_path)
+    assert (found.class_names, grays(tmp_path)) == (("a", "b"), [1, 0, 2, 3, 4])
+    np.testing.assert_array_equal(found.labels, [0, 1, 0, 1, 1])
+    np.testing.assert_array_equal(found.is_test, [False, False, True, True, True])
 
 
 def test_other_files_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "cifar10"
     lay(folder, "a/1.png", "b/1.png")
-    for junk in (
-        ".DS_Store", "README.txt", "a/.hidden.png", "a/._1.png", "a/labels.csv", "a/Thumbs.db", "b/note",
-        ".git/x.png", "__MACOSX/a/1.png", "a/.cache/1.png",
-    ):  # fmt: skip
+    for junk in ("README.txt", "a/.hidden.png", "b/note", ".git/x.png", "__MACOSX/a/1.png", "a/.cache/1.png"):
         (folder / junk).parent.mkdir(exist_ok=True, parents=True)
         (folder / junk).write_bytes(b"junk")
     assert grays(tmp_path) == [0, 1]
@@ -85,10 +74,7 @@ def test_other_files_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     ("names", "folders", "reason"),
     [
         (["a/1.png"], ["b"], "class b has no images; add some, or remove its folder"),
-        (["a/1.txt.png", "c/1.png"], ["b/deep/er"], "class b has no images"),
-        (["train/a/1.png", "train/b/1.png", "test/a/1.png"], ["test/b"], "class b has no images"),
         ([], ["a", "b"], "holds no images, neither in a, b nor"),
-        ([], [], "holds no images; put some there"),
         (["a/1.png", "b/1.png", "stray.png"], [], "has 1 images beside its classes (stray.png)"),
         (["train/a/1.png", "test/a/1.png", "test/b/1.png"], [], "must have the same classes, but only one has b"),
         (["train/a/1.png", "train/b/1.png"], [], "has train/, but no test/"),
@@ -111,20 +97,9 @@ def test_links_are_followed_but_in_circles_they_end_and_bring_in_no_other_class(
     (folder / "c").symlink_to(tmp_path / "elsewhere" / "pile")
     (folder / "b" / "1.png").symlink_to(tmp_path / "elsewhere" / "2.png")
     (folder / "a" / "up").symlink_to(folder)
-    (folder / "a" / "self").symlink_to(folder / "a")
-    (folder / "b" / "self").symlink_to(".")
     assert load_source("cifar10", tmp_path / "root").class_names == ("a", "b", "c")
     assert grays(tmp_path / "root") == [0, 1, 1, 0]
     assert len(image_files(folder)) == 4
-
-
-def test_a_folder_that_may_not_be_read_is_named() -> None:
-    with TemporaryDirectory() as root:  # pytest's own folders are closed to others
-        Path(root).chmod(0o755)
-        lay(Path(root, "cifar10"), "a/1.png", "b/1.png")
-        Path(root, "cifar10", "b").chmod(0)
-        with nobody(), pytest.raises(DataError, match=r"cifar10: .*/b cannot be read \(Permission denied\)"):
-            load_source("cifar10", Path(root))
 
 
 # --- custom sets
@@ -140,16 +115,14 @@ def test_any_folder_gets_a_name_that_params_take(name: str, taken: list[str]) ->
 @pytest.mark.parametrize(
     ("path", "labeled", "reason"),
     [
-        ("nowhere", False, "nowhere does not exist; put a folder of images there, or give another path for mine"),
-        ("note.txt", True, "note.txt is a file; give a folder of images, a .csv with their paths, or an .npz file"),
-        ("empty", False, "empty holds no images; put some there"),
+        ("nowhere", False, "nowhere does not exist; put images or vectors there, or give another path for mine"),
+        ("note.txt", True, "note.txt is a file; give a folder of images, a .csv with their paths, or vectors"),
         ("parts", True, "has the folders test, train, val, which look like parts of a split, not like classes"),
     ],
 )
 def test_a_custom_set_that_cannot_be_read_says_what_to_give(
     tmp_path: Path, path: str, labeled: bool, reason: str
 ) -> None:
-    (tmp_path / "empty").mkdir()
     (tmp_path / "note.txt").touch()
     lay(tmp_path / "parts", "test/1.png", "train/1.png", "val/1.png")
     with pytest.raises(DataError) as caught:
@@ -178,11 +151,8 @@ def test_a_list_needs_no_header_and_counts_from_its_folder(tmp_path: Path) -> No
     wild = read_custom("mine", write(file, os.fsdecode(b"a.png\n\xff.png,what\n")), labeled=False)
     assert wild.labels is None
     assert wild.files == (tmp_path / "a.png", tmp_path / os.fsdecode(b"\xff.png"))
-
-
-def test_a_list_with_a_header_has_its_columns_in_any_order_and_may_have_a_split(tmp_path: Path) -> None:
-    text = "\ufeffLabel,note,PATH,split\n10,x,a.png,train\n9,,b.png,test\n"
-    source = read_custom("mine", write(tmp_path / "list.csv", text), labeled=True)
+    text = "\ufeffLabel,note,PATH,split\n10,x,a.png,train\n9,,b.png,test\n"  # with a header, in any order
+    source = read_custom("mine", write(file, text), labeled=True)
     assert source.class_names == ("9", "10")  # numbers by their value
     np.testing.assert_array_equal(source.labels, [1, 0])
     np.testing.assert_array_equal(source.is_test, [False, True])
@@ -191,13 +161,10 @@ def test_a_list_with_a_header_has_its_columns_in_any_order_and_may_have_a_split(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "lists no images"),
         ("path,label\n", "lists no images"),
         ("path,name\na.png,b\n", "has no column label"),
         ("a.png,b\nc.png\n", "line 2: there is no label"),
-        ("a.png,b\n,c\n", "line 2: there is no path"),
         ('a.png,b\n"c.png,d\n', "line 2: unexpected end of data"),
-        ("path,label,split\na.png,b,dev\n", "the column split must hold train or test, got 'dev'"),
     ],
 )
 def test_a_list_that_cannot_be_read_says_where(tmp_path: Path, text: str, reason: str) -> None:
@@ -209,42 +176,17 @@ def test_a_list_that_cannot_be_read_says_where(tmp_path: Path, text: str, reason
 # --- .npz files
 
 
-def test_an_npz_may_have_an_official_split_and_names(tmp_path: Path) -> None:
-    images, is_test = random_images(4)[..., 0], np.array([True, False, True, False])
-    np.savez(tmp_path / "mnist.npz", images=images, labels=[1, 0, 1, 0], is_test=is_test, class_names=["ä", "b"])
-    found = load_source("mnist", tmp_path)
-    np.testing.assert_array_equal(found.array, images[:, None])
-    assert found.class_names == ("ä", "b")
-    np.testing.assert_array_equal(found.is_test, is_test)
-
-
-def test_an_npz_of_keras_is_understood(tmp_path: Path) -> None:
-    images = random_images(5)
-    parts = {"x_train": images[:3], "y_train": [[1], [0], [1]], "x_test": images[3:], "y_test": [[0], [1]]}
-    np.savez(tmp_path / "cifar10.npz", **parts)
-    source = load_source("cifar10", tmp_path)
-    np.testing.assert_array_equal(source.array, images.transpose(0, 3, 1, 2))
-    np.testing.assert_array_equal(source.labels, [1, 0, 1, 0, 1])
-    np.testing.assert_array_equal(source.is_test, [False, False, False, True, True])
-
-
 TWO = np.zeros((2, 4, 4), np.uint8)
 
 
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"pixels": np.zeros(3)}, "has no `images`, and no x_train, y_train, x_test, y_test; it has pixels"),
+        ({"pixels": np.zeros(3)}, "holds neither images nor vectors, but pixels; `images` (n × height"),
+        ({"x_train": TWO, "y_train": [1, 2]}, "has x_train, but no x_test, y_test"),
         ({"images": TWO.astype(float)}, "must be n × height × width [× 1 or 3] of uint8, got 2 × 4 × 4 of flo"),
-        ({"images": np.zeros((2, 3, 4, 2), np.uint8)}, "got 2 × 3 × 4 × 2 of uint8"),
-        ({"images": TWO[:0]}, "holds no images"),
         ({"images": TWO, "labels": [1]}, "`labels` must be 2 integers, got 1 of int64"),
-        ({"images": TWO, "labels": [0, -1]}, "`labels` must not be negative, got -1"),
-        ({"images": TWO, "labels": [0.5, 1]}, "`labels` must be 2 integers"),
-        ({"images": TWO, "is_test": [0, 1]}, "`is_test` must be 2 booleans"),
-        ({"images": TWO, "labels": [0, 2], "class_names": ["a", "b"]}, "labels run from 0 to 2, but `class_names` has"),
-        ({"images": TWO, "labels": [0, 1], "class_names": ["a", "b", "c"]}, "class c has no images"),
-        ({"images": np.array([None, {}])}, "cannot be read as .npz"),
+        ({"images": TWO, "labels": [0, 1], "class_names": ["a", "b", "c"]}, "class c has no samples"),
     ],
 )
 def test_a_wrong_npz_is_refused(tmp_path: Path, arrays: dict[str, Any], reason: str) -> None:
@@ -256,7 +198,7 @@ def test_a_damaged_npz_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mnist.npz"
     np.savez_compressed(path, images=random_images(40), labels=np.arange(40) % 2)
     good = path.read_bytes()
-    for content in (b"", b"PK", b"no zip", good[:-100], good[:100], good[:3000] + b"?" * 500 + good[3500:]):
+    for content in (b"", good[:100], good[:3000] + b"?" * 500 + good[3500:]):
         path.write_bytes(content)
         message = refusal("mnist", tmp_path)
         assert message.startswith(f"{path} cannot be read as .npz (")
@@ -274,17 +216,8 @@ def test_known_images_and_copies_are_left_out_as_a_slow_search_does_it(
     known: list[int], values: list[int], once: bool
 ) -> None:
     slow = [i for i, value in enumerate(values) if value not in known and not (once and value in values[:i])]
-    arrays = [np.array(some, np.uint8).reshape(-1, 1, 1, 1) for some in (known, values)]
-    assert not_in(*arrays, each_once=once).tolist() == slow
     first = [i for i, value in enumerate(values) if value not in values[:i]]
-    assert first_of_each(pixel_digests(arrays[1])).tolist() == first
-
-
-def test_files_of_equal_bytes_have_equal_digests_and_unique_sizes_are_not_read(tmp_path: Path) -> None:
-    contents = [b"same", b"same", b"diff", b"longer", b""]
-    paths = [tmp_path / str(i) for i in range(5)]
-    for path, content in zip(paths, contents, strict=True):
-        path.write_bytes(content)
-    first, second, other, *unread = file_digests([*paths, tmp_path / "nowhere"], Silent())
-    assert first == second != other != b""
-    assert unread == [b""] * 3
+    for shape, dtype in (((-1, 1, 1, 1), np.uint8), ((-1, 1), np.float32)):
+        digests = [sample_digests(np.array(some, dtype).reshape(shape)) for some in (known, values)]
+        assert not_in(*digests, each_once=once).tolist() == slow
+        assert first_of_each(digests[1]).tolist() == first

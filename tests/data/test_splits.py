@@ -61,11 +61,16 @@ def test_an_official_test_set_that_is_not_there_is_refused_with_the_cure(is_test
         split_id(np.arange(40) % 2, OFFICIAL_SHARES, 0, is_test)
 
 
-@given(st.lists(st.booleans(), min_size=2, max_size=50))
-def test_ood_sets_with_a_part_for_tests_are_split_by_it(marks: list[bool]) -> None:
+@given(st.lists(st.booleans(), min_size=2, max_size=50), st.floats(0.2, 0.8), st.integers(0, 1000))
+def test_ood_sets_are_split_by_their_part_for_tests_or_else_at_random(
+    marks: list[bool], share: float, seed: int
+) -> None:
+    if 0 < round(share * len(marks)) < len(marks):
+        parts = split_ood(len(marks), None, share, seed)
+        assert sorted([*parts.wild, *parts.test]) == list(range(len(marks)))
     if len(set(marks)) == 1:
         with pytest.raises(
-            DataError, match=f"of {len(marks)} OOD images, {'all' if marks[0] else 'none'} are for test"
+            DataError, match=f"of {len(marks)} OOD samples, {'all' if marks[0] else 'none'} are for test"
         ):
             split_ood(len(marks), np.array(marks), 0.5, 0)
         return
@@ -76,20 +81,10 @@ def test_ood_sets_with_a_part_for_tests_are_split_by_it(marks: list[bool]) -> No
 
 def test_a_class_too_small_for_a_part_is_named() -> None:
     labels = np.array([0] * 50 + [1] * 2)
-    with pytest.raises(DataError, match="class 1 has 2 images, too few to give some to calibration"):
+    with pytest.raises(DataError, match="class 1 has 2 samples, too few to give some to calibration"):
         split_id(labels, SHARES, seed=0)
-    with pytest.raises(DataError, match="class cats & co has 2 images, too few"):
+    with pytest.raises(DataError, match="class cats & co has 2 samples, too few"):
         split_id(labels, SHARES, 0, class_names=("a", "cats & co"))
-
-
-@given(seed=st.integers(0, 1000), n=st.integers(2, 500), share=st.floats(0.2, 0.8))
-def test_ood_parts_are_disjoint_and_complete(seed: int, n: int, share: float) -> None:
-    if not 0 < round(share * n) < n:
-        with pytest.raises(DataError, match="ood_wild_share"):
-            split_ood(n, None, share, seed)
-        return
-    parts = split_ood(n, None, share, seed)
-    assert sorted(np.concatenate([parts.wild, parts.test])) == list(range(n))
 
 
 @given(n_id=st.integers(1, 200), n_ood=st.integers(1, 200), pi=st.floats(0.01, 1.0))
@@ -110,19 +105,16 @@ def test_the_wild_set_takes_each_sample_once_and_has_the_asked_for_share(seed: i
     assert set(wild.source[~wild.is_ood]) <= set(id_pool)
     assert set(wild.source[wild.is_ood] - 1000) <= set(ood_pool)
     assert abs(wild.is_ood.sum() - pi * len(wild.source)) <= 0.5
+    with pytest.raises(DataError, match=r"data.pi 0.001: 200 ID and 70 OOD samples .* from 0.005 to 0.9859"):
+        mix_wild(id_pool, ood_pool, n_id=1000, pi=0.001, seed=seed)
     ranks = np.flatnonzero(wild.is_ood) / len(wild.source)  # the order says nothing
     assert abs(ranks.mean() - 0.5) < 5 / np.sqrt(12 * len(ranks)) + 1e-9
-
-
-def test_a_share_that_the_pools_cannot_give_names_what_fits() -> None:
-    with pytest.raises(DataError, match=r"data.pi 0.001: 100 ID and 50 OOD images .* from 0.01 to 0.9803"):
-        mix_wild(np.arange(100), np.arange(50), n_id=100, pi=0.001, seed=0)
 
 
 def test_wild_data_as_it_is_keeps_its_order_and_nobody_knows_the_truth() -> None:
     wild = wild_as_it_is(np.array([4, 2, 7]), n_id=100)
     assert (wild.source.tolist(), wild.is_ood) == ([104, 102, 107], None)
-    with pytest.raises(DataError, match="all wild images are ID images, too"):
+    with pytest.raises(DataError, match="all wild samples are ID samples, too"):
         wild_as_it_is(np.array([], dtype=np.int64), n_id=100)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from salcli.engine import batches as batches_module
 from salcli.engine.augmentation import Augmentation
-from salcli.engine.batches import Batches, DeviceRows, EndlessRows, LabeledRows, Rows, check_views_exist, viewed
+from salcli.engine.batches import Batches, DeviceRows, EndlessRows, LabeledRows, Rows, check_views_exist
 from salcli.engine.device import Compute, Processes
 from salcli.errors import DataError
 
@@ -99,18 +99,7 @@ def test_the_parts_of_three_processes_are_the_batch_of_one() -> None:
     assert torch.equal(torch.cat([labels for _, labels, _ in alone]).sort().values, torch.arange(30))
 
 
-def test_without_augmentation_a_batch_is_what_the_order_names() -> None:
-    images = some_images(10)
-    source = Batches(LabeledRows(rows_of(images), torch.arange(10), 10), compute_with())
-    ((samples, labels),) = source([torch.tensor([4, 1])])
-    np.testing.assert_array_equal(samples, images[[4, 1]])
-    assert labels.tolist() == [4, 1]
-    ((doubled, twice),) = viewed(source, lambda x, y: (x.repeat(2, 1, 1, 1), y.repeat(2)))([torch.tensor([4, 1])])
-    assert torch.equal(doubled, samples.repeat(2, 1, 1, 1))
-    assert twice.tolist() == [4, 1, 4, 1]
-
-
-@pytest.mark.parametrize(("shape", "shown"), [((2, 1, 1), "2 × 1 × 1"), ((3, 3, 8), "3 × 3 × 8"), ((512,), "512")])
+@pytest.mark.parametrize(("shape", "shown"), [((3, 3, 8), "3 × 3 × 8"), ((512,), "512")])
 def test_only_images_have_views(shape: tuple[int, ...], shown: str) -> None:
     training = LabeledRows(rows_of(some_images(4, shape)), torch.zeros(4), 1)
     with pytest.raises(DataError, match=f"csi learns from crops .* the shape {shown}; remove it from encoders"):

@@ -8,8 +8,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from salcli import Detector
+from salcli.data.vectors import ANY, Columns
 from salcli.detector.images import ImageFormat
+from salcli.detector.vectors import VectorFormat
+from salcli.models.backbones import takes_vectors
 from salcli.models.network import NetworkSpec, OodClassifier
+from salcli.models.pretrained import Embedder
 from salcli.store.formats import read_id_split, read_samples
 from salcli.store.layout import Experiment, Workspace, prepared_set
 
@@ -18,17 +22,30 @@ EXPERIMENT = Experiment(SEED, "digits-8-9", 0.1)
 
 
 def random_detector(
-    backbone: str, channels: int = 3, size: int = 8, dtype: str = "uint8", head: str | None = None
+    backbone: str,
+    channels: int = 3,  # or dimensions
+    size: int = 8,
+    head: str | None = None,
+    columns: Columns = ANY,
+    embedder: Embedder | None = None,
+    float16: bool = False,
 ) -> Detector:
-    """With random weights, and batch norms that change something."""
+    """With random weights, and batch norms that change something. With an embedder, it is a network on its features."""
     torch.manual_seed(SEED)
-    network = OodClassifier(NetworkSpec(backbone, 3, (0.4,) * channels, (0.3,) * channels, head=head))
+    n_inputs = channels if embedder is None else embedder.n_features
+    network = OodClassifier(NetworkSpec(backbone, 3, (0.4,) * n_inputs, (0.3,) * n_inputs, head=head))
     for tensor in network.state_dict().values():
         if tensor.ndim == 1 and tensor.is_floating_point():
             tensor.copy_(torch.rand(tensor.shape) + 0.2)
     calibration = np.sort(np.random.default_rng(SEED).standard_normal(30)).astype(np.float32)
-    image_format = ImageFormat(channels, size, "resize", dtype)  # type: ignore[arg-type]
-    return Detector(network, image_format, ("ä", "b", "c"), calibration, {"made": "by hand"}, device="cpu")
+    takes: ImageFormat | VectorFormat = ImageFormat(channels, size)
+    if embedder is not None:
+        wanted = embedder.spec.preprocessing
+        takes = ImageFormat(wanted.channels, wanted.resize, "resize", wanted.interpolation)
+    elif takes_vectors(backbone):
+        takes = VectorFormat(channels, columns)
+    made, names = {"made": "by hand"}, ("ä", "b", "c")
+    return Detector(network, takes, names, calibration, made, embedder=embedder, float16=float16, device="cpu")
 
 
 def id_images(built: Path, part: str) -> np.ndarray:

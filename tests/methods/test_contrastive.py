@@ -6,20 +6,14 @@ import math
 
 import pytest
 import torch
-from helpers.networks import random_images, shaken, spec
+from helpers.quick import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from salcli.errors import ParamsError
-from salcli.methods.base import find_method
 from salcli.methods.contrastive import (
     N_ROTATIONS,
-    ContrastiveClassifier,
-    Csi,
-    KnnPlus,
-    RotationClassifier,
     joint_labels,
     marginal_logits,
     nearest_is_alike,
@@ -27,7 +21,7 @@ from salcli.methods.contrastive import (
     rotation_labels,
     supervised_contrast,
 )
-from salcli.params.schema import Params
+from salcli.params.schema import load_params
 
 
 def some_features(n: int, width: int = 5, seed: int = 0) -> Tensor:
@@ -73,16 +67,6 @@ def test_gradients_are_finite_also_at_low_temperatures(labels: list[int], scale:
     assert raw.grad.isfinite().all()
 
 
-def test_losses_that_are_known_without_computing() -> None:
-    """Equal features of one class cost what chance costs; views without a pair add nothing."""
-    loss = supervised_contrast(torch.ones(6, 1), torch.zeros(6, dtype=torch.int64), 0.1)
-    assert float(loss) == pytest.approx(math.log(5))
-    assert float(supervised_contrast(some_features(4), torch.arange(4), 0.1)) == 0
-    features = torch.tensor([[1.0, 0], [1, 0], [-1, 0], [-1, 0]])
-    apart, mixed = (supervised_contrast(features, torch.tensor(x), 0.1) for x in ([0, 0, 1, 1], [0, 1, 0, 1]))
-    assert apart < 1e-6 < mixed
-
-
 def test_without_labels_it_is_the_loss_of_pytorchs_cross_entropy() -> None:
     """Two views of each image and no other pair: SimCLR's NT-Xent."""
     features, n = some_features(8), 4
@@ -126,52 +110,8 @@ def test_marginal_logits_are_the_mean_over_the_true_rotations(n: int, k: int, se
             assert float(logits[image, name]) == pytest.approx(float(sum(own)) / 4, abs=1e-5)
 
 
-# --- scores, one image at a time
-
-
-def test_knn_plus_scores_by_the_distance_to_the_kth_nearest_feature() -> None:
-    network = ContrastiveClassifier(spec("small-cnn", n_classes=3, channels=1)).eval()
-    shaken(network.backbone)
-    images = random_images(20, 1, 8, 8)
-    known, test, method = images[:14], images[14:], KnnPlus(k=3)
-    with torch.no_grad():
-        method.fit(network, lambda function: function(known))
-        outputs = list(method.outputs(network)(test))
-        known_features, features = (normalize(network.features(x).double(), dim=1) for x in (known, test))
-        torch.testing.assert_close(method.class_logits(outputs), network(test))
-    expected = [-float((known_features - feature).norm(dim=1).sort().values[2]) for feature in features]
-    assert method.score(network, outputs).tolist() == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(ParamsError, match=r"methods\.knn\.k is 15, but there are only 14 ID training samples"):
-        KnnPlus(k=15).fit(network, lambda function: function(known).detach())
-
-
-def test_csi_scores_by_the_mean_over_rotations_of_the_logits_of_the_true_rotation() -> None:
-    network = RotationClassifier(spec("small-cnn", n_classes=3, channels=1)).eval()
-    shaken(network.backbone)
-    images, method, expected = random_images(6, 1, 8, 8), Csi(), []
-    with torch.no_grad():
-        for image in images:
-            turned = [torch.rot90(image[None], turns, (2, 3)) for turns in range(4)]
-            joint = [network.joint_head(network.features(one))[0] for one in turned]
-            own = [logits[turns * 3 :][:3] for turns, logits in enumerate(joint)]
-            expected.append(float(torch.stack(own).mean(dim=0).softmax(dim=0).max()))
-        found = method.score(network, [method.outputs(network)(images)])
-    assert found.tolist() == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "part"), [("knn-plus", "head.epochs"), ("csi", "head.epochs"), ("step", "structure.steps")]
-)
-def test_the_authors_schedule_is_not_called_short(name: str, part: str, quick_params: Params) -> None:
-    kind, params, (section, key) = find_method(name), quick_params.methods.of(name), part.split(".")
-    inner = getattr(params, section)
-    fewer = inner.model_copy(update={key: getattr(inner, key) - 1})
-    is_short = [
-        kind(one).is_short()
-        for one in (
-            params,
-            params.model_copy(update={"epochs": params.epochs - 1}),
-            params.model_copy(update={section: fewer}),
-        )
-    ]
-    assert is_short == [False, True, True]
+def test_the_authors_schedules_are_not_short() -> None:
+    authors = load_params(REPOSITORY / "params.yaml")[0]
+    for name, key in (("knn-plus", "head.epochs"), ("csi", "epochs"), ("step", "structure.steps")):
+        fewer = load_params(REPOSITORY / "params.yaml", {f"methods.{name}.{key}": 99})[0]
+        assert (authors.method(name).is_short(), fewer.method(name).is_short()) == (False, True)

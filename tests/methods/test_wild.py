@@ -84,36 +84,6 @@ def test_woods_and_scone_minimise_an_augmented_lagrangian_whose_numbers_change(
     assert found.excess == pytest.approx(max(broken_by), rel=1e-4)
 
 
-def test_the_state_of_the_multipliers_can_be_restored(batch: Batch, line: Line, constraints: dict[str, float]) -> None:
-    id_logits, labels, wild_logits = batch()
-    first, second = (ConstrainedEnergyLoss(line(-1, 1), 0.1, margin=0.0, **constraints) for _ in range(2))
-    first.update(id_logits, labels)
-    assert not torch.equal(first(id_logits, labels, wild_logits), second(id_logits, labels, wild_logits))
-    second.set_state(first.get_state())
-    for loss in (first, second):
-        loss.update(id_logits, labels)
-    assert torch.equal(first(id_logits, labels, wild_logits), second(id_logits, labels, wild_logits))
-
-
-@pytest.mark.parametrize("name", ["oe", "energy-oe", "woods"])
-def test_a_step_against_the_gradient_moves_wild_samples_away_from_id_samples(
-    name: str, batch: Batch, line: Line, constraints: dict[str, float]
-) -> None:
-    id_logits, labels, wild_logits = batch(m=5)
-    loss = {
-        "oe": lambda *args: oe_loss(*args, weight=0.5),
-        "energy-oe": lambda *args: energy_oe_loss(*args, weight=0.1, margins=(-9.0, 9.0)),
-        "woods": ConstrainedEnergyLoss(line(-1, 3), 1.0, margin=0.0, **constraints),
-    }[name]
-    wild_logits.requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(id_logits, labels, wild_logits), wild_logits)
-    moved = wild_logits - 0.1 * gradient
-    if name == "oe":
-        assert (moved.softmax(1).amax(1) < wild_logits.softmax(1).amax(1)).all()
-    else:
-        assert (moved.logsumexp(1) < wild_logits.logsumexp(1)).all()
-
-
 def test_woods_calls_ood_what_has_a_lower_energy_than_its_threshold() -> None:
     """Of the start: the logits are those of the ID classifier."""
     classifier = Classifier(spec("small-cnn", n_classes=3, channels=1)).eval()

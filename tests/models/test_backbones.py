@@ -3,8 +3,6 @@
 import pytest
 import torch
 from helpers.networks import shaken, spec
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -40,67 +38,25 @@ def test_networks_for_ten_classes_have_the_published_size(name: str, n_parameter
     assert network.n_features == network.backbone.n_features == n_features
 
 
-@pytest.mark.parametrize(
-    ("name", "n_tensors", "shapes"),
-    [
-        (
-            "wrn-40-2",
-            (1 + 36 + 3) + 5 * (36 + 1),  # stem, 18 blocks of two, shortcuts; norms before each, and at the end
-            {
-                "conv1.weight": (16, 3, 3, 3),
-                "block1.layer.0.bn1.running_mean": (16,),
-                "block1.layer.0.convShortcut.weight": (32, 16, 1, 1),
-                "block2.layer.0.conv1.weight": (64, 32, 3, 3),
-                "block3.layer.0.bn2.weight": (128,),
-                "block3.layer.5.conv1.weight": (128, 128, 3, 3),
-                "bn1.bias": (128,),
-            },
-        ),
-        (
-            "resnet18",
-            6 * (1 + 16 + 3),  # stem, 8 blocks of two, shortcuts; a norm after each
-            {
-                "conv1.weight": (64, 3, 3, 3),
-                "bn1.running_var": (64,),
-                "layer1.1.conv2.weight": (64, 64, 3, 3),
-                "layer2.0.shortcut.0.weight": (128, 64, 1, 1),
-                "layer2.0.shortcut.1.running_mean": (128,),
-                "layer4.1.bn2.weight": (512,),
-            },
-        ),
-    ],
-)
-def test_layers_are_named_and_shaped_as_in_published_state_dicts(
-    name: str, n_tensors: int, shapes: dict[str, tuple[int, ...]]
-) -> None:
-    weights = without_memory(name).backbone.state_dict()
+NAMES: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
+    "wrn-40-2": ((1 + 36 + 3) + 5 * (36 + 1), {  # stem, 18 blocks of two, shortcuts; norms before each, and at the end
+        "conv1.weight": (16, 3, 3, 3), "block1.layer.0.bn1.running_mean": (16,),
+        "block1.layer.0.convShortcut.weight": (32, 16, 1, 1), "block2.layer.0.conv1.weight": (64, 32, 3, 3),
+        "block3.layer.0.bn2.weight": (128,), "block3.layer.5.conv1.weight": (128, 128, 3, 3), "bn1.bias": (128,),
+    }),
+    "resnet18": (6 * (1 + 16 + 3), {  # stem, 8 blocks of two, shortcuts; a norm after each
+        "conv1.weight": (64, 3, 3, 3), "bn1.running_var": (64,), "layer1.1.conv2.weight": (64, 64, 3, 3),
+        "layer2.0.shortcut.0.weight": (128, 64, 1, 1), "layer2.0.shortcut.1.running_mean": (128,),
+        "layer4.1.bn2.weight": (512,),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_are_named_and_shaped_as_in_published_state_dicts(name: str) -> None:
+    (n_tensors, shapes), weights = NAMES[name], without_memory(name).backbone.state_dict()
     assert {key: tuple(weights[key].shape) for key in shapes} == shapes
     assert len(weights) == n_tensors
-
-
-@given(n=st.integers(1, 3), width=st.integers(1, 3), channels=st.integers(1, 4), size=st.integers(4, 33))
-@settings(max_examples=15)
-def test_any_wide_resnet_has_the_depth_and_the_width_of_its_name(n: int, width: int, channels: int, size: int) -> None:
-    depth = 6 * n + 4
-    backbone = build_backbone(f"wrn-{depth}-{width}", channels)
-    convolutions = [key for key in backbone.state_dict() if "conv" in key and "Shortcut" not in key]
-    assert len(convolutions) == depth - 3  # the paper counts three shortcuts too
-    features = backbone.eval()(torch.rand(2, channels, size, size))
-    assert features.shape == (2, 64 * width)
-    assert (features >= 0).all()
-
-
-def test_weights_start_as_he_et_al_propose() -> None:
-    torch.manual_seed(0)
-    backbone = build_backbone("wrn-16-4", 3)
-    for module in backbone.modules():
-        if isinstance(module, nn.Conv2d):
-            fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
-            assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
-            assert module.bias is None
-        elif isinstance(module, nn.BatchNorm2d):
-            assert (module.weight == 1).all()
-            assert (module.bias == 0).all()
 
 
 # --- blocks, computed again by hand
@@ -147,15 +103,14 @@ def test_blocks_are_what_their_papers_draw(n_in: int, n_out: int, stride: int) -
     torch.testing.assert_close(block(maps), (second + around).clamp(min=0))
 
 
-def test_the_perceptron_is_two_layers_on_two_coordinates_and_takes_no_images() -> None:
+def test_vectors_go_through_two_layers_or_none() -> None:
+    vectors = torch.randn(7, 2)
     backbone = build_backbone("mlp", 2)
-    points = torch.randn(7, 2, 1, 1)
     first, second = (layer for layer in backbone.modules() if isinstance(layer, nn.Linear))
-    hidden = (points.reshape(7, 2) @ first.weight.T + first.bias).clamp(min=0)
-    torch.testing.assert_close(backbone(points), (hidden @ second.weight.T + second.bias).clamp(min=0))
-    assert (first.weight.shape, second.weight.shape) == ((32, 2), (32, 32))
-    with pytest.raises(ModelError, match=r"mlp takes points \(images of 1×1\), got images of 8×8"):
-        backbone(torch.zeros(2, 1, 8, 8))
+    hidden = (vectors @ first.weight.T + first.bias).clamp(min=0)
+    torch.testing.assert_close(backbone(vectors), (hidden @ second.weight.T + second.bias).clamp(min=0))
+    assert (backbone.n_features, build_backbone("mlp", 384).n_features) == (32, 256)
+    assert torch.equal(build_backbone("linear", 2)(vectors), vectors)
 
 
 # --- torchvision
@@ -176,20 +131,16 @@ def test_a_torchvision_model_without_its_head_gives_what_its_head_sees() -> None
     assert torch.equal(gray(images[:, :1]), gray(images[:, :1].repeat(1, 3, 1, 1))), "three equal channels"
 
 
-@pytest.mark.parametrize(
-    ("name", "head", "n_features"),
-    [
-        ("alexnet", "classifier.6", 4096),
-        ("densenet121", "classifier", 1024),
-        ("efficientnet_b0", "classifier.1", 1280),
-        ("googlenet", "fc", 1024),
-        ("inception_v3", "fc", 2048),
-        ("maxvit_t", "classifier.5", 512),
-        ("swin_t", "head", 768),
-        ("vit_b_16", "heads.head", 768),
-    ],
-)
-def test_every_family_of_torchvision_gives_up_its_head(name: str, head: str, n_features: int) -> None:
+FAMILIES = {
+    "alexnet": ("classifier.6", 4096), "densenet121": ("classifier", 1024), "efficientnet_b0": ("classifier.1", 1280),
+    "googlenet": ("fc", 1024), "inception_v3": ("fc", 2048), "maxvit_t": ("classifier.5", 512), "swin_t": ("head", 768),
+    "vit_b_16": ("heads.head", 768),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_of_torchvision_gives_up_its_head(name: str) -> None:
+    head, n_features = FAMILIES[name]
     with torch.device("meta"), torch.no_grad():
         backbone = build_backbone(f"torchvision:{name}", 3).eval()
         size = 299 if name == "inception_v3" else 224
@@ -202,8 +153,6 @@ def test_every_family_of_torchvision_gives_up_its_head(name: str, head: str, n_f
     [
         ("squeezenet1_1", 3, r"squeezenet1_1 does not end in a linear layer.*; use .* torchvision:resnet50$"),
         ("fasterrcnn_resnet50_fpn", 3, r"torchvision:fasterrcnn_resnet50_fpn is not an image classifier; use"),
-        ("r3d_18", 3, r"is not an image classifier"),
-        ("quantized_resnet18", 3, r"is not an image classifier"),
         ("resnet18", 4, r"torchvision:resnet18 takes images with 1 or 3 channels, got 4"),
         ("resnet5", 3, r"^no torchvision classifier is called resnet5 \(did you mean resnet50\?\)"),
     ],
@@ -225,15 +174,12 @@ def test_images_of_a_size_that_a_model_cannot_take_are_refused(name: str) -> Non
 
 
 BAD_NAMES: list[tuple[str, type[Exception], str]] = [
-    ("small-cn", UnknownNameError, r"^no backbone is called small-cn \(did you mean small-cnn\?\); known: mlp, "),
-    ("WRN-40-2", UnknownNameError, r"no backbone is called WRN-40-2"),
-    ("wrn-40-2.5", UnknownNameError, r"did you mean wrn-40-2\?"),
+    ("small-cn", UnknownNameError, r"^no backbone is called small-cn \(did you mean small-cnn\?\); known: linear, "),
     ("wrn-" + "9" * 5000 + "-2", UnknownNameError, r"no backbone is called wrn-999"),
     ("torchvision", UnknownNameError, r"torchvision:NAME, timm:NAME, MODULE:NAME$"),
     ("", UnknownNameError, r"^no backbone is called ''"),
     ("torchvision:", ModelError, r"must be followed by a model's name, for example torchvision:resnet50"),
     ("wrn-41-2", ModelError, r"depth must be 6n \+ 4 with n of at least 1, got 41; use wrn-40-2$"),
-    ("wrn-0-0", ModelError, r"got 0; use wrn-10-1$"),
     ("wrn-40-0", ModelError, r"width must be at least 1, got 0; use wrn-40-1 or a wider one$"),
 ]  # fmt: skip
 
@@ -246,16 +192,6 @@ def test_a_bad_name_is_refused_when_it_is_checked_and_when_it_is_built(
         check_backbone_name(name)
     with pytest.raises(error, match=message):
         build_backbone(name, 3)
-
-
-@given(st.integers(-3, 200), st.integers(-3, 5))
-def test_a_wide_resnet_is_taken_just_when_its_depth_is_6n_plus_4(depth: int, width: int) -> None:
-    name = f"wrn-{depth}-{width}"
-    if depth in range(10, 201, 6) and width >= 1:
-        assert check_backbone_name(name) == name
-    else:
-        with pytest.raises((ModelError, UnknownNameError)):
-            check_backbone_name(name)
 
 
 @pytest.mark.parametrize(

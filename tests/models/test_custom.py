@@ -107,20 +107,10 @@ def test_a_head_for_other_classes_cannot_be_used_without_training(code: Path) ->
         check_custom_head(Classifier(spec("odd_ones:five", "3", n_classes=2)))
 
 
-def test_timm_is_built_by_name_and_its_head_for_other_classes_is_dropped(tmp_path: Path) -> None:
+def test_timm_is_built_by_name() -> None:
     pytest.importorskip("timm")
     assert find_head("timm:resnet10t", None, 3, (1, 32, 32)) == "fc"
-    source, target = (Classifier(spec("timm:resnet10t", "fc", n_classes)) for n_classes in (7, 3))
-    torch.save(
-        {
-            key.replace("backbone.body.", "").replace("head.", "fc."): value
-            for key, value in source.state_dict().items()
-        },
-        tmp_path / "pretrained.pt",
-    )
-    report = load_weights(target, tmp_path / "pretrained.pt")
-    assert (report.head_was_loaded, report.ignored) == (False, ("fc.weight", "fc.bias"))  # for other classes
-    assert torch.equal(source.backbone.body.conv1[0].weight, target.backbone.body.conv1[0].weight)
+    assert Classifier(spec("timm:resnet10t", "fc")).eval()(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
     with pytest.raises(ModelError, match=r"timm has no model resnet_18 \(did you mean resnet18"):
         find_head("timm:resnet_18", None, 3, SHAPE)
 

@@ -21,7 +21,8 @@ def outputs(network: Classifier, images: Tensor) -> tuple[Tensor, ...]:
     ("name", "shape"),
     [
         ("small-cnn", (1, 8, 8)),
-        ("mlp", (2, 1, 1)),
+        ("mlp", (2,)),
+        ("linear", (40,)),
         ("resnet18", (3, 16, 16)),
         ("wrn-10-2", (3, 32, 32)),
         ("torchvision:mobilenet_v3_small", (1, 32, 32)),
@@ -51,10 +52,6 @@ def test_dropout_is_random_in_training_and_absent_afterwards() -> None:
     assert not torch.equal(network(images), network(images))
     network.eval()
     assert torch.equal(network(images), network(images))
-    without = Classifier(spec("wrn-10-1"))
-    assert torch.equal(without(images), without(images))
-    without.load_state_dict(network.state_dict())
-    assert torch.equal(without.eval()(images), network(images))
 
 
 def test_a_network_is_built_again_from_its_spec_and_weights() -> None:

@@ -12,7 +12,6 @@ import torch
 from helpers.fake_data import Malicious
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torchvision.models import get_model
 
 from salcli.errors import WeightsError
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
@@ -76,15 +75,13 @@ def stored(state: object, path: Path) -> Path:
 
 
 @pytest.fixture
-def source() -> Classifier:
-    built: Classifier = network(seed=1)
-    return built
+def source() -> Any:
+    return network(seed=1)
 
 
 @pytest.fixture
-def target() -> Classifier:
-    built: Classifier = network(seed=2)
-    return built
+def target() -> Any:
+    return network(seed=2)
 
 
 # --- what is loaded
@@ -96,9 +93,6 @@ WRAPPINGS: dict[str, Callable[[State], object]] = {
     "state_dict": lambda state: {"state_dict": state, "epoch": 3, "best": 0.9},
     "model": lambda state: {"epoch": 3, "optimizer": {"state": {}}, "model": state},
     "model_state_dict": lambda state: {"model_state_dict": state, "scheduler": None},
-    "net": lambda state: {"net": state, "acc": 95.1},
-    "network": lambda state: {"network": state},
-    "ema": lambda state: {"ema": state},
     "two deep": lambda state: {"model": {"state_dict": state, "step": 7}},
     "beside its average": lambda state: {"ema": {key: tensor + 1 for key, tensor in state.items()}, "model": state},
     "beside something empty": lambda state: {"state_dict": {}, "model": state},
@@ -113,7 +107,7 @@ def test_weights_are_found_in_every_wrapping_and_both_formats_of_torch(
     torch.save(WRAPPINGS[wrapping](published(source)), path, _use_new_zipfile_serialization=wrapping != "ordered")
     report = load_weights(target, path)
     assert report.n_loaded == len(source.state_dict())
-    assert (report.head_was_loaded, report.ood_head_was_loaded, report.ignored) == (True, False, ())
+    assert (report.head_was_loaded, report.ood_head_was_loaded, report.ignored, report.note) == (True, False, (), None)
     assert same_outputs(target, source)
 
 
@@ -134,13 +128,6 @@ def test_every_prefix_and_every_name_of_the_head_is_understood(
     assert same_outputs(target, source)
 
 
-@pytest.mark.parametrize("name", ["small-cnn", "resnet18", "torchvision:mobilenet_v2"])
-def test_a_checkpoint_of_salcli_is_read(tmp_path: Path, name: str) -> None:
-    source, target = network(name, seed=1), network(name, seed=2)
-    assert load_weights(target, checkpoint(source, tmp_path)).n_loaded == len(source.state_dict())
-    assert all(torch.equal(tensor, target.state_dict()[key]) for key, tensor in source.state_dict().items())
-
-
 def test_an_ood_classifiers_output_is_loaded_if_file_and_network_have_one(source: Classifier, tmp_path: Path) -> None:
     with_output = network(seed=1, kind=OodClassifier)
     path = checkpoint(with_output, tmp_path)
@@ -155,31 +142,18 @@ def test_an_ood_classifiers_output_is_loaded_if_file_and_network_have_one(source
     assert torch.equal(other.ood_head.weight, with_output.ood_head.weight)
 
 
-def test_without_a_head_in_the_file_the_networks_head_stays(
-    source: Classifier, target: Classifier, tmp_path: Path
-) -> None:
-    before = target.head.weight.clone()
-    state = {key: tensor for key, tensor in published(source).items() if not key.startswith("fc.")}
-    report = load_weights(target, stored(state, tmp_path / "weights.pt"))
-    assert (report.head_was_loaded, report.n_loaded) == (False, len(state))
-    assert torch.equal(target.head.weight, before)
-    assert torch.equal(target.backbone.bn1.running_var, source.backbone.bn1.running_var)
-
-
-def test_batch_counters_may_be_missing_and_an_averaged_model_of_torch_is_read(
-    source: Classifier, target: Classifier, tmp_path: Path
-) -> None:
+def test_counters_and_head_may_be_missing_and_an_average_is_read(source: Any, target: Any, tmp_path: Path) -> None:
     state = {key: tensor for key, tensor in published(source).items() if "num_batches" not in key}
     assert load_weights(network(seed=3), stored(state, tmp_path / "weights.pt")).n_loaded == len(state)
+    headless = {key: tensor for key, tensor in state.items() if not key.startswith("fc.")}
+    assert not load_weights(network(seed=3), stored(headless, tmp_path / "weights.pt")).head_was_loaded
     averaged = torch.optim.swa_utils.AveragedModel(source)
     report = load_weights(target, stored(averaged.state_dict(), tmp_path / "average.pt"))
     assert report.ignored == ("n_averaged",)
     assert same_outputs(target, source)
 
 
-def test_half_precision_is_loaded_as_single_into_the_memory_of_the_network(
-    source: Classifier, target: Classifier, tmp_path: Path
-) -> None:
+def test_half_precision_is_loaded_as_single_in_place(source: Classifier, target: Classifier, tmp_path: Path) -> None:
     """An optimiser or a wrapper that already holds the parameters sees the new values."""
     parameter = target.backbone.conv1.weight
     load_weights(target, stored({key: tensor.half() for key, tensor in published(source).items()}, tmp_path / "w.pt"))
@@ -187,29 +161,6 @@ def test_half_precision_is_loaded_as_single_into_the_memory_of_the_network(
     assert parameter.is_contiguous(memory_format=torch.channels_last)
     assert parameter.dtype == torch.float32
     assert torch.equal(parameter, source.backbone.conv1.weight.half().float())
-
-
-# --- torchvision
-
-
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "swin_t"])
-def test_a_state_dict_of_torchvision_gives_torchvisions_outputs(tmp_path: Path, name: str) -> None:
-    torch.manual_seed(1)
-    model = get_model(name, weights=None, num_classes=7).eval()
-    built = network(f"torchvision:{name}", 7, seed=2)
-    report = load_weights(built, stored(model.state_dict(), tmp_path / "weights.pth"))
-    assert (report.head_was_loaded, report.n_loaded) == (True, len(model.state_dict()))
-    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    torch.testing.assert_close(built(images), model((images / 255 - built.mean) / built.std))
-
-
-def test_auxiliary_heads_are_left_out(tmp_path: Path) -> None:
-    model = get_model("googlenet", weights=None, num_classes=5, aux_logits=True, init_weights=False)
-    built = network("torchvision:googlenet", 5)
-    report = load_weights(built, stored(model.state_dict(), tmp_path / "weights.pth"))
-    assert report.head_was_loaded
-    assert report.ignored == tuple(key for key in model.state_dict() if key.startswith("aux"))
-    assert torch.equal(built.head.weight, model.fc.weight)
 
 
 # --- what is refused
@@ -228,30 +179,23 @@ def test_a_state_dict_of_another_network_is_refused_with_what_differs(tmp_path: 
     assert "    fc.weight (7, 128), not (10, 512)" in lines
     assert "    block1.layer.0.bn1.weight (16)" in lines
     assert lines[-1] == "set model.backbone to the network that the weights are of, or give other weights"
-    deep, shallow = network("wrn-16-1"), network("wrn-10-1")
-    message = refused(shallow, stored(published(deep), tmp_path / "deep.pt"))
-    assert "  unexpected (36):\n    block1.layer.1.bn1.weight (16)\n" in message
-    assert "missing" not in message
-    message = refused(deep, stored(published(shallow), tmp_path / "shallow.pt"))
-    assert "  missing (30):\n    block1.layer.1.bn1.weight (16)\n" in message
 
 
 @pytest.mark.parametrize("head", ["fc", "module.linear"])
-def test_a_head_for_another_number_of_classes_is_said_to_be_just_that(tmp_path: Path, head: str) -> None:
-    state = {
-        key if key.startswith(head) else f"module.{key}": v
-        for key, v in published(network(n_classes=100), head).items()
-    }
-    path = stored(state, tmp_path / "weights.pt")
-    assert refused(network(), path) == (
-        f"{path} is for 100 classes ({head}.weight is (100, 64)), the ID data have 10; use weights for 10 classes, "
-        f"or take {head}.weight and {head}.bias out of the file: the head then starts from random weights"
+def test_a_head_for_other_classes_is_left_out_with_a_note(tmp_path: Path, target: Classifier, head: str) -> None:
+    state = published(network(n_classes=100), head)
+    path = stored({k if k.startswith(head) else f"module.{k}": v for k, v in state.items()}, tmp_path / "weights.pt")
+    before, report = target.head.weight.clone(), load_weights(target, path)
+    assert (report.head_was_loaded, report.ignored) == (False, (f"{head}.weight", f"{head}.bias"))
+    assert report.note == (
+        f"{path} is for 100 classes ({head}.weight is (100, 64)), the ID data have 10: "
+        "it is used without its head, which starts from random weights"
     )
+    assert torch.equal(target.head.weight, before)
+    assert torch.equal(target.backbone.conv1.weight, state["conv1.weight"])
 
 
-def test_half_a_head_and_two_networks_in_one_are_refused(
-    source: Classifier, target: Classifier, tmp_path: Path
-) -> None:
+def test_half_a_head_and_two_networks_are_refused(source: Classifier, target: Classifier, tmp_path: Path) -> None:
     state = published(source)
     both = {**{f"model.{key}": t for key, t in state.items()}, **{f"module.{key}": t + 1 for key, t in state.items()}}
     assert "unexpected" in refused(target, stored(both, tmp_path / "weights.pt"))
@@ -264,7 +208,6 @@ def test_half_a_head_and_two_networks_in_one_are_refused(
     [
         (lambda tensor: tensor * float("nan"), "holds NaN or infinity"),
         (lambda tensor: tensor.to(torch.int64), "is of type int64"),
-        (lambda tensor: tensor.to(torch.complex64), "is of type complex64"),
         (lambda tensor: tensor.to_sparse(), "is not a dense tensor of numbers"),
         (lambda tensor: tensor.to("meta"), "is not a dense tensor of numbers"),
     ],
@@ -286,15 +229,12 @@ def test_tensors_that_are_no_weights_are_refused(
         ({}, "is empty"),
         ({"state_dict": {}}, "no state dict under a name that salcli knows, but state_dict;"),
         ({"teacher": {"a": torch.zeros(1)}, "epoch": 3}, "under a name that salcli knows, but teacher, epoch;"),
-        ({0: torch.zeros(1)}, "no state dict under a name that salcli knows, but 0;"),
         ({"conv1.weight": [1.0, 2.0]}, "no state dict under a name that salcli knows, but conv1.weight;"),
         ({"n_averaged": torch.tensor(1)}, "holds nothing that belongs to a network"),
         ({"whatever": torch.zeros(1)}, "does not hold the weights of wrn-10-1 with 10 classes"),
     ],
 )
-def test_a_file_without_a_state_dict_is_refused(
-    target: Classifier, tmp_path: Path, content: object, message: str
-) -> None:
+def test_a_file_without_a_state_dict_is_refused(target: Any, tmp_path: Path, content: object, message: str) -> None:
     assert message in refused(target, stored(content, tmp_path / "weights.pt"))
 
 
@@ -327,9 +267,7 @@ def test_a_whole_pickled_network_is_refused_with_the_fix(target: Classifier, tmp
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_a_truncated_file_and_one_of_another_kind_are_refused(
-    source: Classifier, target: Classifier, tmp_path: Path, suffix: str
-) -> None:
+def test_a_truncated_file_and_another_kind_are_refused(source: Any, target: Any, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"weights{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(published(source), path)
     whole = path.read_bytes()

@@ -9,29 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli import process
 from helpers.quick import REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from ruamel.yaml import YAML
 
-from salcli.data.catalogue import DATA_SETS, labeled_sets
 from salcli.errors import ParamsError
-from salcli.methods.base import IdTrained, InputScore, PostHoc, Trained, WildTrained, built_in
+from salcli.methods.base import InputScore, PostHoc, Trained, built_in
 from salcli.params.reading import lookup, parse_assignment, read_yaml, with_overrides
-from salcli.params.schema import NOT_VARIANTS, MethodsParams, Override, Params, load_params, separators, validated
+from salcli.params.schema import NOT_VARIANTS, MethodsParams, Override, Params, load_params, validated
 
 FILE = REPOSITORY / "params.yaml"
 CONTENT = read_yaml(FILE)
-LABELED = ", ".join(sorted(labeled_sets()))
-DEVICES = "known: auto, cpu, cuda, cuda:0, mps"
-BACKBONES = (
-    "known: mlp, resnet18, resnet34, small-cnn, torchvision:resnet50, wrn-16-4, wrn-28-10, wrn-40-2, "
-    "any other wrn-DEPTH-WIDTH, torchvision:NAME, timm:NAME, MODULE:NAME"
-)
-ONE_FOR_EACH = "must be auto, or a list with one"
-SHARES = "must be shares above 0 and at most 1, or [unknown], got"
 
 
 def sections(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
@@ -51,18 +40,18 @@ KEYS = [
 ]
 
 
-def complaints(overrides: dict[str, Any]) -> dict[str, str]:
+def loaded(overrides: dict[str, Any], folder: Path = REPOSITORY) -> Params:
+    return validated(with_overrides(CONTENT, overrides), "params.yaml", folder)
+
+
+def complaints(overrides: dict[str, Any], folder: Path = REPOSITORY) -> dict[str, str]:
     """The message for each key, one line each."""
     with pytest.raises(ParamsError) as caught:
-        validated(with_overrides(CONTENT, overrides), "params.yaml", REPOSITORY)
+        loaded(overrides, folder)
     head, *lines = str(caught.value).splitlines()
     assert head == "params.yaml is not valid"
     assert all(line.startswith("  ") and line[2] != " " for line in lines), lines
     return {key: message.strip() for key, _, message in (line.strip().partition(" ") for line in lines)}
-
-
-def loaded(overrides: dict[str, Any]) -> Params:
-    return validated(with_overrides(CONTENT, overrides), "params.yaml", REPOSITORY)
 
 
 # --- keys
@@ -129,100 +118,58 @@ def test_a_misspelt_key_is_reported_with_its_right_name(key: str, data: st.DataO
     ("key", "value", "message"),
     [
         ("filter.threshold_quantile", 95, "must be less than 1, got 95 (did you mean 0.95?)"),
-        ("filter.threshold_quantile", 0, "must be greater than 0, got 0"),
         ("filter.threshold_quantile", "high", "must be a valid number, got 'high'"),
-        ("filter.threshold_quantile", True, "must be a valid number, got True"),
-        ("filter.threshold_quantile", float("nan"), "must be less than 1, got nan"),
-        ("filter.calibraton", "train", "no such key (did you mean calibration?)"),
         ("filter.calibration", "hold-out", "must be 'holdout', 'train' or 'id-svd', got 'hold-out' (did you mean holdout?)"),
-        ("fliter", {}, "no such key (did you mean filter?)"),
         ("threshold_quantile", 0.9, "no such key (did you mean filter.threshold_quantile?)"),
-        ("zzz", 1, "no such key"),
         ("methods.energy_oe", {}, "no such key (did you mean energy-oe?)"),
-        ("methods.knnplus", {}, "no such key (did you mean knn-plus?)"),
-        ("methods.knn-plus.head.epoch", 1, "no such key (did you mean epochs?)"),
-        ("filter.n_vectors", 0, "must be greater than or equal to 1, got 0"),
-        ("filter.n_vectors", 2.0, "must be a valid integer, got 2.0"),
         ("filter", 3, "must be a section of keys and values, got 3"),
         ("data.pi", 0.1, "must be a list, got 0.1 (did you mean [0.1]?)"),
-        ("data.pi", "unknown", "must be a list, got 'unknown' (did you mean [unknown]?)"),
-        ("data.pi", [0.1, 10], f"{SHARES} 10"),
-        ("data.pi", [0], f"{SHARES} 0"),
-        ("data.pi", [True], f"{SHARES} True"),
-        ("data.pi", [float("nan")], f"{SHARES} nan"),
+        ("data.pi", [0.1, 10], "must be shares above 0 and at most 1, or [unknown], got 10"),
         ("data.pi", [1.0], "write 1 instead of 1.0"),
-        ("data.pi", [0.1, 0.1], "must name each item once, got 0.1 more than once"),
-        ("data.pi", [], "must name at least one item, got []"),
         ("data.pi", [0.1, "unknown"], "must be either shares or [unknown]"),
-        ("data.id", "digits-07", f"no ID set is called digits-07 (did you mean digits-0-7?); known: {LABELED}"),
-        ("data.id", "digits-8-9", f"no ID set is called digits-8-9 (did you mean digits-0-7?); known: {LABELED}"),
+        ("data.id", "digits-8-9", "no ID set is called digits-8-9 (did you mean digits-0-7?); known: "),
         ("data.ood", ["svhn", "digits-0-7"], "must not name the ID set, got digits-0-7"),
-        ("data.test_ood", ["digits-0-7"], "must not name the ID set, got digits-0-7"),
-        ("data.ood", [], "must name at least one item, got []"),
-        ("data.ood", "digits-8-9", "must be a list, got 'digits-8-9'"),
-        ("data.ood", ["digits-8-9", "digits-8-9"], "must name each item once, got digits-8-9 more than once"),
         ("data.custom", {"Mine": "x"}, "a set's name must be of a-z, 0-9, - and _, and start with a letter, got 'Mine'"),
-        ("data.custom", {"svhn": "x"}, "svhn is taken; choose another name"),
-        ("model.backbone", "small-cn", f"no backbone is called small-cn (did you mean small-cnn?); {BACKBONES}"),
+        ("model.backbone", "small-cn", "no backbone is called small-cn (did you mean small-cnn?); known: "),
         ("model.backbone", "wrn-41-2", "a wide ResNet's depth must be 6n + 4 with n of at least 1, got 41; use wrn-40-2"),
-        ("model.std", [0.2, 0.0], f"{ONE_FOR_EACH} positive number for each channel, got [0.2, 0.0]"),
-        ("model.mean", [], f"{ONE_FOR_EACH} number for each channel, got []"),
-        ("model.mean", 0.5, f"{ONE_FOR_EACH} number for each channel, got 0.5"),
-        ("data.id_shares.test", "oficial", "must be official, or a share between 0 and 1, got 'oficial'"),
-        ("data.id_shares.test", 0, "must be official, or a share between 0 and 1, got 0"),
-        ("train_id.batch_size", 1, "must be greater than or equal to 2, got 1"),
+        ("model.std", [0.2, 0.0], "must be auto, or a list with one positive number for each channel, got [0.2, 0.0]"),
         ("train_id.lr", float("inf"), "must be a finite number, got inf"),
-        ("train_id.momentum", 1, "must be less than 1, got 1"),
-        ("methods.react.percentile", 0.9, "must be greater than or equal to 1, got 0.9"),
-        ("methods.ash.percentile", 100, "must be less than 100, got 100"),
-        ("methods.odin.temperature", 0, "must be greater than 0, got 0"),
-        ("methods.odin.epsilon", -0.1, "must be greater than or equal to 0, got -0.1"),
-        ("train_ood.candidate_id", 1, "must be a valid boolean, got 1"),
-        ("launcher", "", "String should have at least 1 character, got ''"),
-        ("device", "cud", f"no device is called cud (did you mean cuda?); {DEVICES}"),
-        ("device", "cuda:9999", f"no device is called cuda:9999 (did you mean cuda:0?); {DEVICES}"),
+        ("device", "cuda:9999", "no device is called cuda:9999 (did you mean cuda:0?); known: auto, cpu, cuda, cuda:0, mps"),
+        ("evaluate.methods", ["csi"], "names csi, which has to be trained; name it in encoders, too"),
+        ("evaluate.methods", ["odni"], "no method is called odni (did you mean odin?); known: "),
+        ("variants", ["sal-3"], "names sal-3, which variant does not define (did you mean sal"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_named_with_what_is_right(key: str, value: object, message: str) -> None:
-    assert complaints({key: value}) == {key: message}
+    found = complaints({key: value})
+    assert list(found) == [key]
+    assert found[key].startswith(message)
 
 
 @pytest.mark.parametrize(
     ("overrides", "key", "message"),
     [
         ({"seeds": [0, -1]}, "seeds.1", "must be greater than or equal to 0, got -1"),
-        ({"data.id_shares.train": 0.5}, "data.id_shares", "must add up to 1, got 1.18"),
         ({"data.pi": ["unknown"]}, "data", "pi is unknown: the wild data come as they are, so id_shares.wild must be 0"),
-        ({"data.id_shares.wild": 0, "data.id_shares.train": 0.72}, "data", "id_shares.wild is 0, which is for wild data that come as they are: set pi to [unknown]"),
         ({"model.backbone": "resnet18", "model.drop_rate": 0.3}, "model", "drop_rate must be 0 for resnet18: only a wide ResNet (wrn-40-2) has dropout"),
-        ({"model.head": "fc"}, "model", "head must be null for small-cnn: only MODULE:NAME and timm:NAME have one to name"),
-        ({"train_id.epochs": 0}, "train_id", "epochs is 0, so weights must name a file; or train for at least one epoch"),
         ({"filter.score": "knn", "filter.calibration": "id-svd"}, "filter", "calibration id-svd is about singular vectors, which only score sal has, not knn; use holdout or train"),
+        ({"filter.score": "sal-posthoc"}, "filter", "no score is called sal-posthoc"),  # needs the wild data itself
+        ({"evaluate.methods": ["sal", "woods"], "rivals": []}, "evaluate.methods", "names woods, which has to be trained; name it in rivals, too"),
+        ({"rivals": ["wods"]}, "rivals.0", "no method is called wods (did you mean woods?); known: "),
+        ({"variant.sal-2": {"filter": {"n_vector": 2}}}, "variant.sal-2.filter.n_vector", "no such key (did you mean n_vectors?)"),
+        ({"variant.sal-2": {"filter": {"score": "auto", "calibration": "train"}}}, "variant.sal-2.filter", "score auto needs calibration holdout: "),
+        ({"variant.sal-2": {"train_od": {}}}, "variant.sal-2", "may override filter and train_ood, got train_od"),
     ],
 )  # fmt: skip
-def test_values_that_do_not_fit_each_other_are_named_by_their_section(
-    overrides: dict[str, Any], key: str, message: str
-) -> None:
-    assert complaints(overrides) == {key: message}
+def test_a_mistake_inside_a_list_or_between_values_is_named(overrides: dict[str, Any], key: str, message: str) -> None:
+    found = complaints(overrides)
+    assert list(found) == [key]
+    assert found[key].startswith(message)
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    mistakes = {
-        "data.ood": ["digits-89"],
-        "filter.threshold_quantile": 95,
-        "filter.calibraton": "x",
-        "train_id.epochs": "many",
-        "methods.knn.k": 0,
-        "device": "gpu",
-    }
-    assert complaints(mistakes) == {
-        "device": f"no device is called gpu (did you mean cpu?); {DEVICES}",
-        "data.ood.0": f"no OOD set is called digits-89 (did you mean digits-8-9?); known: {', '.join(sorted(DATA_SETS))}",
-        "train_id.epochs": "must be a valid integer, got 'many'",
-        "filter.threshold_quantile": "must be less than 1, got 95 (did you mean 0.95?)",
-        "filter.calibraton": "no such key (did you mean calibration?)",
-        "methods.knn.k": "must be greater than or equal to 1, got 0",
-    }  # fmt: skip
+    mistakes = {"data.ood": ["digits-89"], "filter.threshold_quantile": 95, "methods.knn.k": 0, "device": "gpu"}
+    assert list(complaints(mistakes)) == ["device", "data.ood.0", "filter.threshold_quantile", "methods.knn.k"]
 
 
 @given(st.floats() | st.integers(-2, 3))
@@ -231,11 +178,6 @@ def test_pi_is_taken_just_when_it_is_a_share_written_as_in_paths(pi: float) -> N
         assert loaded({"data.pi": [pi]}).data.pi == (pi,)
     else:
         assert list(complaints({"data.pi": [pi]})) == ["data.pi"]
-
-
-def test_every_ood_set_of_the_catalogue_can_be_named() -> None:
-    names = [name for name in DATA_SETS if name != "digits-0-7"]
-    assert loaded({"data.ood": names}).data.ood == tuple(names)
 
 
 VALUES = st.recursive(
@@ -266,30 +208,6 @@ def test_a_variant_has_its_overrides_and_the_rest_of_the_file() -> None:
     assert params.method("sal-2").params.loss_weight == 3
     assert [one.variant for one in params.experiments()][:2] == ["sal", "sal-2"]
     assert {"sal", "sal-2"} <= {*params.evaluate.methods}
-
-
-@pytest.mark.parametrize(
-    ("variant", "key", "message"),
-    [
-        ({"filter": {"n_vector": 2}}, "filter.n_vector", "no such key (did you mean n_vectors?)"),
-        ({"filter": {"threshold_quantile": 95}}, "filter.threshold_quantile", "must be less than 1, got 95 (did you mean 0.95?)"),
-        ({"filter": {"score": "gradnrom"}}, "filter.score", f"no score is called gradnrom (did you mean gradnorm?); known: {', '.join(sorted([*separators(), 'auto']))}"),
-        ({"filter": {"score": "auto", "calibration": "train"}}, "filter", "score auto needs calibration holdout: on the data that scores are fitted to, the one that overfits most would win"),
-        ({"train_ood": {"augment": "flip"}}, "train_ood.augment", "must be 'none' or 'flip-crop', got 'flip' (did you mean flip-crop?)"),
-        ({"train_od": {}}, "", "may override filter and train_ood, got train_od"),
-        ({"filter": 3}, "filter", "must be a valid dictionary, got 3"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_variant_is_named_with_the_variant(variant: dict[str, Any], key: str, message: str) -> None:
-    """Also where the variant is not used."""
-    for variants in (["sal"], ["sal", "sal-2"]):
-        found = complaints({"variants": variants, "variant.sal-2": variant})
-        assert found == {f"variant.sal-2.{key}".rstrip("."): message}
-
-
-def test_a_variant_that_is_not_defined_is_named_with_the_nearest() -> None:
-    found = complaints({**TWO, "variants": ["sal", "sal-3"]})
-    assert found["variants"].startswith("names sal-3, which variant does not define (did you mean sal")
 
 
 @pytest.mark.parametrize("name", [*sorted(NOT_VARIANTS), "woods", "knn", "Sal", "2-sal", "sal/2", "a b", ""])
@@ -324,28 +242,6 @@ def test_all_methods_are_those_that_there_is_a_network_for() -> None:
     assert {*built_in()} == {*of_classifier, *built_in(Trained)}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key", "message"),
-    [
-        ({"evaluate.methods": ["sal", "woods"], "rivals": []}, "evaluate.methods", "names woods, which has to be trained; name it in rivals, too"),
-        ({"evaluate.methods": ["csi"]}, "evaluate.methods", "names csi, which has to be trained; name it in encoders, too"),
-        ({"evaluate.methods": ["odni"]}, "evaluate.methods", "no method is called odni (did you mean odin?); known: "),
-        ({"evaluate.methods": []}, "evaluate.methods", "must name at least one item, got []"),
-        ({"evaluate.methods": "some"}, "evaluate.methods", "must be a list, got 'some'"),
-        ({"rivals": ["wods"]}, "rivals.0", f"no method is called wods (did you mean woods?); known: {', '.join(sorted(built_in(WildTrained)))}"),
-        ({"rivals": ["knn"]}, "rivals.0", "no method is called knn"),
-        ({"rivals": ["oe", "oe"]}, "rivals", "must name each item once, got oe more than once"),
-        ({"encoders": ["oe"]}, "encoders.0", f"no method is called oe (did you mean {{}}); known: {', '.join(sorted(built_in(IdTrained)))}"),
-        ({"filter.score": "sall"}, "filter", "no score is called sall (did you mean sal?); known: ash, auto, "),
-        ({"filter.score": "sal-posthoc"}, "filter", "no score is called sal-posthoc"),  # needs the wild data itself
-    ],
-)  # fmt: skip
-def test_a_method_that_cannot_be_used_there_is_named(overrides: dict[str, Any], key: str, message: str) -> None:
-    found = complaints(overrides)
-    assert list(found) == [key]
-    assert found[key].startswith(message.partition(" (did you mean {}")[0])
-
-
 CUSTOM = """
 from salcli.methods.base import Count, PostHoc, Section, Share
 
@@ -364,6 +260,12 @@ class Plain(PostHoc):
 class NotOne:
     pass
 """
+CUSTOM_CODE: dict[str, Any] = {
+    "model.code": "code",
+    "evaluate.methods": ["my_scores:Mine", "my_scores:Plain"],
+    "rivals": [],
+    "methods.my_scores:Mine": {"k": 3},
+}
 
 
 @pytest.fixture
@@ -376,42 +278,27 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sys.modules.pop("my_scores", None)
 
 
-def custom(project: Path, methods: dict[str, Any], **overrides: Any) -> Params:
-    changes = {"model.code": "code", "evaluate.methods": ["my_scores:Mine", "my_scores:Plain"], "rivals": []}
-    content = with_overrides(CONTENT, {**changes, **overrides})
-    return validated({**content, "methods": {**content["methods"], **methods}}, "params.yaml", project)
-
-
 def test_a_custom_method_is_imported_from_model_code_with_its_own_params(project: Path) -> None:
-    params = custom(project, {"my_scores:Mine": {"k": 3}})
+    params = loaded(CUSTOM_CODE, project)
     mine, plain = params.method("my_scores:Mine"), params.method("my_scores:Plain")
     assert (mine.label, mine.params.k, mine.params.share) == ("My score", 3, 0.5)
     assert (plain.label, plain.name) == ("Plain", "my_scores:Plain")
-    assert "my_scores:Mine" not in custom(project, {"my_scores:Mine": {"k": 3}}, **{"evaluate.methods": "all"}).evaluate.methods  # fmt: skip
+    assert "my_scores:Mine" not in loaded(CUSTOM_CODE | {"evaluate.methods": "all"}, project).evaluate.methods
 
 
 @pytest.mark.parametrize(
-    ("methods", "overrides", "line"),
+    ("overrides", "line"),
     [
-        ({"my_scores:Mine": {"k": 0}}, {}, "methods.my_scores:Mine.k  must be greater than or equal to 1, got 0"),
-        ({"my_scores:Mine": {"k": 1, "shar": 1}}, {}, "methods.my_scores:Mine.shar  no such key (did you mean share?)"),
-        ({"my_scores:Mine": {}}, {}, "methods.my_scores:Mine.k  is missing"),
-        ({"my_scores:Mine": 3}, {}, "methods.my_scores:Mine  must be a section of keys and values, got 3"),
-        ({}, {"evaluate.methods": ["my_scores:Nine"]}, "evaluate.methods  the custom method my_scores:Nine: my_scores has no Nine"),
-        ({}, {"evaluate.methods": ["my_scors:Mine"]}, "evaluate.methods  the custom method my_scors:Mine"),
-        ({}, {"evaluate.methods": ["my_scores:NotOne"]}, "evaluate.methods  my_scores:NotOne is not a class derived from"),
-        ({}, {"rivals": ["my_scores:Plain"]}, "rivals.0  my_scores:Plain is not a class derived from salcli.methods.base.WildTrained"),
+        ({"methods.my_scores:Mine": {"k": 0}}, "methods.my_scores:Mine.k must be greater than or equal to 1, got 0"),
+        ({"methods.my_scores:Mine": {"k": 1, "shar": 1}}, "methods.my_scores:Mine.shar no such key (did you mean share?)"),
+        ({"evaluate.methods": ["my_scores:Nine"]}, "evaluate.methods the custom method my_scores:Nine: my_scores has no Nine"),
+        ({"evaluate.methods": ["my_scores:NotOne"]}, "evaluate.methods my_scores:NotOne is not a class derived from"),
+        ({"rivals": ["my_scores:Plain"]}, "rivals.0 my_scores:Plain is not a class derived from salcli.methods.base.WildTrained"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_custom_method_is_one_line(
-    project: Path, methods: dict[str, Any], overrides: dict[str, Any], line: str
-) -> None:
-    with pytest.raises(ParamsError) as caught:
-        custom(project, methods, **overrides)
-    head, *lines = str(caught.value).splitlines()
-    assert head == "params.yaml is not valid"
-    assert len(lines) == 1
-    assert line in lines[0]
+def test_a_mistake_in_a_custom_method_is_one_line(project: Path, overrides: dict[str, Any], line: str) -> None:
+    ((key, message),) = complaints(CUSTOM_CODE | overrides, project).items()
+    assert f"{key} {message}".startswith(line)
 
 
 # --- the file itself
@@ -420,34 +307,23 @@ def test_a_mistake_in_a_custom_method_is_one_line(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"params.yaml is empty"),
-        (b"# nothing but a comment\n", r"params.yaml is empty"),
         (b"[1, 2]", r"params.yaml must hold keys and values, got \[1, 2\]"),
-        (b"just text", r"params.yaml must hold keys and values, got 'just text'"),
         (b"a: 1\nfilter: [1, 2\nb: 3\n", r"params.yaml is not valid YAML: expected ',' or '\]', .* \(line \d\)"),
         (b"seeds: [0]\ndevice: cpu\nseeds: [1]\n", r'not valid YAML: found duplicate key "seeds" .* \(line 3\)'),
         (b"a: 1\n---\nb: 2\n", r"params.yaml is not valid YAML: but found another document"),
         (b"a: !!python/object/apply:os.system [ls]", r"not valid YAML: could not determine a constructor for the tag"),
         (b"a: 2026-13-45", r"params.yaml is not valid YAML: month must be in 1..12"),
-        (b"a: !!bool perhaps", r"params.yaml is not valid YAML: 'perhaps'"),
         (b"[" * 100_000, r"params.yaml is not valid YAML: maximum recursion depth exceeded"),
-        (b"a: \x00", r"not valid YAML: unacceptable character #x0000"),
         (b"\x89HDF\r\n\x1a\n\x00\xff", r"params.yaml cannot be read: 'utf-8' codec can't decode byte 0x89"),
-        (b"1: 2\n", r"no such key|Keys should be strings"),
+        (None, r"params.yaml does not exist; start salcli in a folder with a params.yaml"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_params_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_that_is_no_params_file_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "params.yaml"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(ParamsError, match=message):
         load_params(path)
-
-
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match=r"params.yaml does not exist; start salcli in a folder with a params.yaml"):
-        load_params(tmp_path / "params.yaml")
-    with pytest.raises(ParamsError, match=r"cannot be read: .*Is a directory"):
-        load_params(tmp_path)
 
 
 ODD_PIECES = [*" \n\t:-[]{}&*!|>'\"%@`#,?<=.~a0_\x00\x07é", "!!", "---", "<<: ", "!!float ", "!!bool ", "2026-13-45"]
@@ -480,14 +356,10 @@ def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "key", "value"),
     [
-        ("filter.threshold_quantile=0.9", "filter.threshold_quantile", 0.9),
         ("train_id.lr=1e-3", "train_id.lr", 0.001),
-        ("train_ood.candidate_id=true", "train_ood.candidate_id", True),
         ("seeds=[3, 4]", "seeds", [3, 4]),
-        ("device='cpu'", "device", "cpu"),
         ("a=b=c", "a", "b=c"),
         (" a = 1 ", "a", 1),
-        ("data.id_shares={train: 0.4, test: 0.6}", "data.id_shares", {"train": 0.4, "test": 0.6}),
         ("a=", "a", None),
     ],
 )
@@ -495,25 +367,10 @@ def test_an_assignment_has_a_dotted_key_and_a_yaml_value(text: str, key: str, va
     assert parse_assignment(text) == (key, value)
 
 
-@pytest.mark.parametrize("text", ["", "foo", "=3", " =3", ".=3", "a.=3", ".a=3", "a..b=3"])
+@pytest.mark.parametrize("text", ["", "foo", "=3", ".a=3", "a..b=3", "a=[", "a=*x", "a='"])
 def test_an_assignment_without_key_or_value_is_refused(text: str) -> None:
-    with pytest.raises(ParamsError, match=r"^--set .*: must be KEY=VALUE, for example --set filter\.thresh"):
+    with pytest.raises(ParamsError, match=r"^--set .*: (must be KEY=VALUE, for example|the value is not valid YAML: )"):
         parse_assignment(text)
-
-
-@pytest.mark.parametrize("value", ["[", "{", "a: b: c", "*x", "!!bool x", "2026-13-45", "'"])
-def test_an_assignment_with_a_broken_value_is_refused(value: str) -> None:
-    with pytest.raises(ParamsError, match=r"^--set filter.score=.*: the value is not valid YAML: "):
-        parse_assignment(f"filter.score={value}")
-
-
-@given(st.sampled_from(KEYS), st.booleans() | st.integers() | st.floats(allow_nan=False) | st.lists(st.integers()))
-def test_what_is_set_is_found_again_and_nothing_else_changes(key: str, value: object) -> None:
-    before = with_overrides(CONTENT, {})
-    merged = with_overrides(CONTENT, {key: value})
-    assert lookup(merged, key) == value
-    assert all(lookup(merged, other) == lookup(CONTENT, other) for other in KEYS if other != key)
-    assert before == CONTENT
 
 
 def test_overrides_that_change_something_are_told_apart_from_those_that_do_not() -> None:
@@ -523,16 +380,10 @@ def test_overrides_that_change_something_are_told_apart_from_those_that_do_not()
         load_params(FILE, {"device": "gpu"})
 
 
-@pytest.mark.slow
-def test_bad_params_are_refused_in_a_process_of_their_own(tmp_path: Path) -> None:
-    """The exit code and the streams as a shell sees them."""
-    changed = with_overrides(CONTENT, {"filter.threshold_quantile": 95, "filter.calibraton": "train"})
-    with (tmp_path / "params.yaml").open("w") as file:
-        YAML().dump(changed, file)
-    done = process(sys.executable, "-m", "salcli", "filter", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "error: params.yaml is not valid\n"
-        "  filter.threshold_quantile  must be less than 1, got 95 (did you mean 0.95?)\n"
-        "  filter.calibraton          no such key (did you mean calibration?)\n"
-    )
+@given(st.sampled_from(KEYS), st.booleans() | st.integers() | st.floats(allow_nan=False) | st.lists(st.integers()))
+def test_what_is_set_is_found_again_and_nothing_else_changes(key: str, value: object) -> None:
+    before = with_overrides(CONTENT, {})
+    merged = with_overrides(CONTENT, {key: value})
+    assert lookup(merged, key) == value
+    assert all(lookup(merged, other) == lookup(CONTENT, other) for other in KEYS if other != key)
+    assert before == CONTENT

@@ -10,9 +10,7 @@ from helpers.cli import refused, salcli
 from helpers.custom_images import NETWORK, lay_out, options
 from helpers.custom_networks import fresh_imports
 
-from salcli.store.files import read_header
-from salcli.store.formats import read_candidates, read_file_names, read_wild_set
-from salcli.store.layout import Experiment, Workspace, prepared_set
+from salcli.store.layout import Experiment
 
 pytestmark = pytest.mark.slow
 EXPERIMENT = Experiment(0, "unlabeled")
@@ -43,8 +41,6 @@ def project(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_every_stage_runs_on_custom_images_with_a_custom_network(project: Path) -> None:
-    header = read_header(Workspace(project).find(EXPERIMENT.network("sal")))
-    assert (header.spec["backbone"], header.spec["head"]) == ("nets:Net", "out")
     metrics = json.loads((project / EXPERIMENT.evaluation("metrics.json").path).read_text())
     assert metrics["sal"]["fpr95"] is metrics["sal"]["auroc"] is None
     assert metrics["sal"]["id_accuracy"] > 0.9
@@ -56,24 +52,11 @@ def test_every_stage_runs_on_custom_images_with_a_custom_network(project: Path) 
     assert unseen["samples"] == {"id_test": 16, "ood_test": 8}
 
 
-def test_candidates_lead_back_to_their_files(project: Path, built: Path) -> None:
-    workspace = Workspace(project)
-    names = read_file_names(workspace.find(prepared_set("unlabeled")))
-    source = read_wild_set(workspace.find(EXPERIMENT.wild)).source
-    found = read_candidates(workspace.find(EXPERIMENT.candidates))
-    files = [names[i - 80] for i in source[found.index]]
-    assert files
-    assert all((built.parent / "photos" / "unlabeled" / name).is_file() for name in files)
-
-
 def test_commands_say_unknown_and_go_on(project: Path) -> None:
     with fresh_imports():
         table = salcli("table")
         assert table.exit_code == 0, table.stderr
         assert re.search(r"known-odd +(SAL|MSP) +\d", table.stdout)
-        assert "Nobody knows what in them is OOD" in " ".join(table.stdout.split())
-        rows = json.loads(salcli("table", "--format", "json").stdout)
-        assert {row["ood"] for row in rows} == {"known-odd"}
         theory = salcli("theory")
         assert theory.exit_code == 0, theory.stderr
         assert theory.stdout.count(" unknown") == 5

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.compute import Watched
 from helpers.quick import EXPERIMENT, OOD
 from helpers.stages import (
     SlowScores,
@@ -18,9 +17,8 @@ from helpers.stages import (
     written,
 )
 
-from salcli.errors import BadArtifactError, MissingArtifactError, ParamsError
+from salcli.errors import BadArtifactError, MissingArtifactError
 from salcli.methods.base import InputScore, PostHoc, built_in
-from salcli.models.network import Classifier
 from salcli.params.schema import Params
 from salcli.pipeline import evaluate, extract, prepare
 from salcli.pipeline.inputs import classifier, id_samples, ood_test_samples
@@ -30,18 +28,17 @@ from salcli.store.formats import read_samples, read_wild_set
 from salcli.store.layout import Workspace, prepared_set, unseen_set
 
 POST_HOC = [*built_in(PostHoc), *built_in(InputScore)]
+MADE_OF_OTHERS = ("sal-posthoc", "committee", "separator")
 ID_TRAIN, WILD = EXPERIMENT.id_representation("train"), EXPERIMENT.wild_representation
 N_CLASSES = 8
 UNSEEN = "photo-patches"
 
 
-def run(workspace: Workspace, methods: list[str], notes: Watched | None = None, **values: Any) -> np.ndarray:
-    """Scores of the last method: those of the ID test set, then those of the OOD test set. a__b stands for a.b."""
-    overrides = {key.replace("__", "."): value for key, value in values.items()}
-    params = params_of(workspace, {"evaluate.methods": methods, **overrides})
-    evaluate.run(workspace, params, EXPERIMENT, notes)
+def run(workspace: Workspace, *methods: str, **values: Any) -> dict[str, np.ndarray]:
+    """Scores of each method: those of the ID test set, then those of the OOD test set."""
+    evaluate.run(workspace, params_of(workspace, {"evaluate.methods": list(methods), **values}), EXPERIMENT)
     scores = read_arrays(workspace.find(EXPERIMENT.evaluation("scores.h5")), evaluate.SCORES)
-    return np.concatenate([scores[f"{methods[-1]}/{side}"] for side in ("id", "ood")])
+    return {name: np.concatenate([scores[f"{name}/{side}"] for side in ("id", "ood")]) for name in methods}
 
 
 def of_test_data(workspace: Workspace) -> dict[str, np.ndarray]:
@@ -54,17 +51,14 @@ def of_test_data(workspace: Workspace) -> dict[str, np.ndarray]:
 
 def test_every_post_hoc_score_is_its_definition(workspace: Workspace) -> None:
     """On some ID and some OOD test samples, from features and from images."""
-    params, methods = params_of(workspace), [name for name in POST_HOC if name != "sal-posthoc"]
+    params, methods = params_of(workspace), [name for name in POST_HOC if name not in MADE_OF_OTHERS]
     slow = SlowScores(classifier(workspace, EXPERIMENT), stored(workspace, ID_TRAIN), params)
     parts = id_samples(workspace, params, "test", EXPERIMENT).rows, ood_test_samples(workspace, params, EXPERIMENT)
     images, features = torch.cat([part.read(slice(None)) for part in parts]), of_test_data(workspace)["feature"]
     rows = [0, 5, 99, 287, 288, 300, len(features) - 1]
-    run(workspace, methods)
-    scores = read_arrays(workspace.find(EXPERIMENT.evaluation("scores.h5")), evaluate.SCORES)
-    for name in methods:
-        found = np.concatenate([scores[f"{name}/id"], scores[f"{name}/ood"]])[rows]
+    for name, found in run(workspace, *methods).items():
         expected = np.array(slow(name, features[rows], images[rows]))
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max(), err_msg=name)
+        np.testing.assert_allclose(found[rows], expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max(), err_msg=name)
 
 
 def test_metrics_are_those_of_the_stored_scores(workspace: Workspace, quick_params: Params) -> None:
@@ -83,62 +77,6 @@ def test_metrics_are_those_of_the_stored_scores(workspace: Workspace, quick_para
     roc = workspace.find(EXPERIMENT.evaluation("roc.csv")).path.read_text()
     histogram = workspace.find(EXPERIMENT.evaluation("histogram.csv")).path.read_text()
     assert all(f"\n{name}," in roc and f"\n{name}," in histogram for name in done.metrics)
-
-
-def test_only_odin_and_trained_networks_pass_the_test_images(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    original = Classifier.normalised
-    monkeypatch.setattr(
-        Classifier, "normalised", lambda self, samples: seen.append(len(samples)) or original(self, samples)
-    )
-    notes, n_test = Watched(), 288 + 106
-    run(workspace, [name for name in POST_HOC if name != "odin"], notes)
-    assert (sum(seen), notes.seen) == (0, 0)
-    run(workspace, ["odin", "msp"], notes)
-    assert sum(seen) == notes.seen == n_test
-
-
-def test_methods_alone_and_together_give_the_same_scores(workspace: Workspace) -> None:
-    for method in ("react", "vim", "sal-posthoc"):
-        np.testing.assert_array_equal(run(workspace, [method]), run(workspace, ["knn", "odin", "dice", method]))
-
-
-def test_odin_works_in_a_lower_precision_and_in_small_batches(workspace: Workspace) -> None:
-    exact = run(workspace, ["odin"])
-    np.testing.assert_allclose(run(workspace, ["odin"], evaluate__batch_size=50), exact, rtol=1e-4)
-    rough = run(workspace, ["odin"], numerics__precision="bfloat16")
-    assert 0 < np.abs(exact - rough).max() < 0.1 * np.abs(exact).max()
-
-
-@pytest.mark.parametrize(
-    ("method", "key", "value"),
-    [
-        ("odin", "methods.odin.temperature", 1),
-        ("odin", "methods.odin.epsilon", 0.1),
-        ("knn", "methods.knn.k", 5),
-        ("react", "methods.react.percentile", 50),
-        ("dice", "methods.dice.percentile", 20),
-        ("ash", "methods.ash.percentile", 60),
-        ("vim", "methods.vim.dim", 10),
-        ("sal-posthoc", "filter.n_vectors", 3),
-    ],
-)
-def test_every_parameter_reaches_its_method(workspace: Workspace, method: str, key: str, value: float) -> None:
-    assert not np.allclose(run(workspace, [method]), run(workspace, [method], **{key: value}))
-
-
-def test_features_without_spread_are_mentioned(workspace: Workspace) -> None:
-    content = stored(workspace, ID_TRAIN)
-    content["feature"][:, 20:] = 0
-    rewrite(workspace, ID_TRAIN, content)
-    notes = Watched()
-    assert np.isfinite(run(workspace, ["mahalanobis", "vim"], notes)).all()
-    singular, narrow = notes.notes
-    assert "mahalanobis: within classes the ID training features spread in 20 of 64 directions" in singular
-    assert narrow.startswith("vim: the ID training features span ")
-    assert narrow.endswith(" instead of 32")
 
 
 # --- SAL, post hoc
@@ -176,63 +114,28 @@ def slow_posthoc(workspace: Workspace, params: Params) -> np.ndarray:
 def test_sal_posthoc_is_minus_tau_of_the_test_data_as_the_filter_has_it(
     workspace: Workspace, changes: dict[str, Any]
 ) -> None:
-    found, expected = run(workspace, ["sal-posthoc"], **changes), slow_posthoc(workspace, params_of(workspace, changes))
+    expected = slow_posthoc(workspace, params_of(workspace, changes))
+    found = run(workspace, "sal-posthoc", **changes)["sal-posthoc"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
-
-
-def test_random_labels_give_another_post_hoc_score_and_the_same_each_time(workspace: Workspace) -> None:
-    first, second = (run(workspace, ["sal-posthoc"], filter__labels="random") for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    assert not np.allclose(first, run(workspace, ["sal-posthoc"]))
-
-
-def test_a_class_that_no_wild_sample_is_predicted_as_counts_as_id_and_is_noted(workspace: Workspace) -> None:
-    content = stored(workspace, WILD)
-    kept = content["predicted"] != 3
-    rewrite(workspace, WILD, {name: values[kept] for name, values in content.items()})
-    notes = Watched()
-    scores, unknown = run(workspace, ["sal-posthoc"], notes), of_test_data(workspace)["predicted"] == 3
-    assert unknown.sum() > 10
-    assert (scores[unknown] == 0).all()
-    assert (scores[~unknown] < 0).all()
-    (note,) = notes.notes
-    assert note.startswith(f"sal-posthoc: {unknown.sum()} test samples are of classes that no wild sample is")
 
 
 def test_a_missing_or_foreign_representation_is_refused_by_methods_that_need_it(workspace: Workspace) -> None:
     rewrite(workspace, WILD, stored(workspace, WILD), made_from={"classifier": "x", "wild": "another"})
     with pytest.raises(BadArtifactError, match=r"wild\.h5 was made with another"):
-        run(workspace, ["sal-posthoc"])
-    run(workspace, ["msp", "knn"])
+        run(workspace, "sal-posthoc")
+    run(workspace, "msp", "knn")
     (workspace.root / ID_TRAIN.path).unlink()
     with pytest.raises(MissingArtifactError, match=r"id-train\.h5 does not exist yet; make it with: salcli extract-g"):
-        run(workspace, ["knn"])
-
-
-def test_more_neighbours_than_samples_are_refused(workspace: Workspace) -> None:
-    with pytest.raises(ParamsError, match=r"methods\.knn\.k is 463, but there are only 462 ID training samples"):
-        run(workspace, ["knn"], methods__knn__k=463)
+        run(workspace, "knn")
 
 
 # --- unseen sets
 
 
-def test_an_unseen_set_is_tested_on_its_published_test_images_else_as_a_whole(workspace: Workspace) -> None:
-    params = params_of(workspace, {"data.ood": [OOD], "data.test_ood": [UNSEEN]})
-    prepare.prepare_set(workspace, params.data, UNSEEN, artifact=unseen_set(UNSEEN))
-    is_test = read_samples(workspace.find(unseen_set(UNSEEN))).is_test
-    assert is_test is not None
-    rows = ood_test_samples(workspace, params, EXPERIMENT, UNSEEN)
-    np.testing.assert_array_equal(rows.index, np.flatnonzero(is_test))
-    other = params_of(workspace, {"data.ood": [UNSEEN], "data.test_ood": [OOD]})
-    prepare.prepare_set(workspace, other.data, OOD, artifact=unseen_set(OOD))
-    np.testing.assert_array_equal(ood_test_samples(workspace, other, EXPERIMENT, OOD).index, np.arange(354))
-
-
 def test_a_set_in_the_wild_of_another_experiment_is_tested_on_what_is_kept_out_there(workspace: Workspace) -> None:
     """The two sets may share images, as Tiny-ImageNet crop and resize do."""
     params = params_of(workspace, {"data.ood": [OOD, UNSEEN], "data.test_ood": [OOD]})
-    prepare.prepare_set(workspace, params.data, OOD, artifact=unseen_set(OOD))
+    prepare.prepare_set(workspace, params, OOD, artifact=unseen_set(OOD))
     tested = ood_test_samples(workspace, params, EXPERIMENT, OOD).index
     n_id = len(read_samples(workspace.find(prepared_set(params.data.id))))
     wild = read_wild_set(workspace.find(EXPERIMENT.wild)).source
@@ -240,11 +143,12 @@ def test_a_set_in_the_wild_of_another_experiment_is_tested_on_what_is_kept_out_t
     assert len(tested) == 106
 
 
-def test_metrics_on_an_unseen_set_have_their_own_files(workspace: Workspace) -> None:
+def test_an_unseen_set_is_tested_on_its_published_test_images_and_has_its_own_files(workspace: Workspace) -> None:
     params = params_of(workspace, {"data.ood": [OOD], "data.test_ood": [UNSEEN]})
-    with pytest.raises(MissingArtifactError, match=r"data/unseen/photo-patches\.h5 does not exist yet"):
-        evaluate.run(workspace, params, EXPERIMENT, unseen=UNSEEN)
-    prepare.prepare_set(workspace, params.data, UNSEEN, artifact=unseen_set(UNSEEN))
+    prepare.prepare_set(workspace, params, UNSEEN, artifact=unseen_set(UNSEEN))
+    is_test = read_samples(workspace.find(unseen_set(UNSEEN))).is_test
+    rows = ood_test_samples(workspace, params, EXPERIMENT, UNSEEN)
+    np.testing.assert_array_equal(rows.index, np.flatnonzero(is_test))
     with pytest.raises(MissingArtifactError, match=f"salcli extract-grads unseen --unseen {UNSEEN} --ood {OOD}"):
         evaluate.run(workspace, params, EXPERIMENT, unseen=UNSEEN)
     extract.run_unseen(workspace, params, EXPERIMENT, UNSEEN)
@@ -252,6 +156,4 @@ def test_metrics_on_an_unseen_set_have_their_own_files(workspace: Workspace) -> 
     done = evaluate.run(workspace, params, EXPERIMENT, unseen=UNSEEN)
     assert written(workspace, EXPERIMENT.evaluation("metrics.json")) == before
     assert (done.test_set, done.n_id_test, done.n_ood_test) == (UNSEEN, 288, 600)
-    content = json.loads(workspace.find(EXPERIMENT.evaluation("metrics.json", UNSEEN)).path.read_text())
-    assert done.metrics["sal"] is not None
-    assert content["sal"]["fpr95"] == done.metrics["sal"].fpr95
+    assert workspace.find(EXPERIMENT.evaluation("metrics.json", UNSEEN)).path.is_file()

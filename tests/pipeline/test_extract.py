@@ -9,12 +9,12 @@ from helpers.stages import params_of, stored, written
 from salcli.errors import TrainingError
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
-from salcli.pipeline import extract, prepare
+from salcli.pipeline import extract
 from salcli.pipeline.inputs import classifier, id_samples, ood_test_samples, wild_samples
 from salcli.sal.gradients import Gradients
 from salcli.store.files import read_header
 from salcli.store.formats import RepresentationFile, write_network
-from salcli.store.layout import Artifact, Workspace, unseen_set
+from salcli.store.layout import Artifact, Workspace
 
 
 def test_features_and_logits_are_those_of_the_network_with_true_labels_for_id_and_predicted_ones_for_wild_data(
@@ -63,16 +63,6 @@ def test_a_second_run_gives_the_same_bytes_and_other_batches_the_same_numbers(
     extract.run_wild(workspace, params_of(workspace, {"extract_grads.batch_size": 50}), EXPERIMENT)
     for name, values in stored(workspace, artifacts[0]).items():
         np.testing.assert_allclose(values, numbers[name], rtol=1e-4, atol=1e-5)
-    assert read_header(workspace.find(artifacts[0])).about["extract_grads"] == {"batch_size": 50}
-
-
-def test_an_unseen_set_has_its_own_file(workspace: Workspace, quick_params: Params) -> None:
-    name = "photo-patches"
-    params = params_of(workspace, {"data.ood": [EXPERIMENT.ood], "data.test_ood": [name]})
-    prepare.prepare_set(workspace, params.data, name, artifact=unseen_set(name))
-    (done,) = extract.run_unseen(workspace, params, EXPERIMENT, name)
-    assert done.written == workspace.root / EXPERIMENT.test_representation(name).path
-    assert len(stored(workspace, EXPERIMENT.test_representation(name))["label"]) == 600
 
 
 def test_a_network_with_nan_is_refused_and_the_old_file_stays(workspace: Workspace, quick_params: Params) -> None:

@@ -29,13 +29,14 @@ from salcli.pipeline.filter import Filtered, compare
 from salcli.pipeline.inputs import classifier, wild_samples
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.seeding import generator
+from salcli.sal.unlabeled import partial_excess
 from salcli.store.formats import read_candidates, read_wild_truth
 from salcli.store.layout import Artifact, Workspace, prepared_set
 
 ID_TRAIN, CALIBRATION = (EXPERIMENT.id_representation(part) for part in ("train", "calibration"))
 WILD = EXPERIMENT.wild_representation
 N_CLASSES = 8
-POST_HOC = separators()[1:]
+POST_HOC = [name for name in separators()[1:] if name not in ("committee", "learned")]
 
 
 def run(workspace: Workspace, notes: Watched | None = None, **changes: Any) -> Filtered:
@@ -353,16 +354,19 @@ def test_scores_that_are_no_numbers_are_refused_and_features_without_spread_are_
 
 def test_auto_tries_every_score_but_odin_with_its_own_threshold(workspace: Workspace) -> None:
     result = run(workspace, score="auto")
-    assert [trial.score for trial in result.trials] == [name for name in separators() if name != "odin"]
+    names = [trial.score for trial in result.trials]
+    assert names == ["sal", "sal-T100", *(name for name in POST_HOC if name != "odin"), "committee", "learned"]
     is_ood = truth_of(workspace)
     metrics = json.loads(workspace.find(EXPERIMENT.filter_metrics).path.read_text())
     assert metrics["score"] == result.candidates.score_name
     for trial in result.trials:
-        alone = run(workspace, score=trial.score)
+        changes = {"score": "sal", "temperature": 100} if trial.score == "sal-T100" else {"score": trial.score}
+        alone = run(workspace, **changes)
         own = alone.candidates
+        assert own.score_name == trial.score
         assert (trial.threshold, trial.n_candidates) == (own.threshold, len(own.index))
-        above = np.mean(own.wild_score > own.threshold) - np.mean(own.calibration_score > own.threshold)
-        assert trial.excess == pytest.approx(above)
+        scores = torch.from_numpy(own.calibration_score), torch.from_numpy(own.wild_score)
+        assert trial.excess == pytest.approx(partial_excess(*scores))
         assert metrics["auto"][trial.score]["excess"] == trial.excess
         assert trial.errors == alone.errors
         assert trial.auroc == ood_metrics(-own.wild_score[~is_ood], -own.wild_score[is_ood]).auroc
@@ -375,7 +379,7 @@ def test_auto_does_not_look_at_the_truth_and_repeats_itself(workspace: Workspace
     content = before.written[0].read_bytes()
     (workspace.root / EXPERIMENT.truth.path).unlink()
     after = run(workspace, score="auto")
-    decisive = [[(t.score, t.threshold, t.excess, t.wins_over_tau) for t in one.trials] for one in (before, after)]
+    decisive = [[(t.score, t.threshold, t.excess, t.beaten) for t in one.trials] for one in (before, after)]
     assert decisive[0] == decisive[1]
     assert all(trial.errors is None for trial in after.trials)
     assert after.written[0].read_bytes() == content
@@ -388,11 +392,40 @@ def test_auto_leaves_out_a_score_that_cannot_be_computed_and_says_so(workspace: 
     assert any(note.startswith("auto leaves out knn: methods.knn.k is 100000") for note in notes.notes)
 
 
-def test_the_comparison_takes_a_surely_better_score_keeps_tau_among_equals_and_never_takes_everything() -> None:
-    ramp = torch.linspace(0, 1, 200).double()
-    better = torch.where(ramp > 0.5, ramp + 1, ramp)
-    scores = {"sal": (ramp, ramp), "all": (ramp + 5, ramp), "some": (better, ramp)}
-    chosen, trials = compare(scores, 0.95, EXPERIMENT)
+def test_the_comparison_takes_a_surely_better_score_keeps_the_committee_among_equals_and_leaves_out_drift() -> None:
+    ramp, ranks = torch.linspace(0, 1, 400).double(), (np.arange(400), np.arange(400))
+    better = torch.where(ramp > 0.8, ramp + 1, ramp)
+    scores = {"committee": (ramp, ramp), "all": (ramp + 5, ramp), "some": (better, ramp)}
+    chosen, trials = compare(scores, ranks, 0.95, EXPERIMENT)
     assert chosen == "some"
-    assert [trial.n_candidates for trial in trials] == [10, 200, 100]
-    assert compare({"sal": (better, ramp), "twin": (better, ramp)}, 0.95, EXPERIMENT)[0] == "sal"
+    assert [trial.n_candidates for trial in trials] == [20, 400, 80]
+    chosen, trials = compare({**scores, "moved": (ramp.sqrt(), ramp)}, ranks, 0.95, EXPERIMENT)
+    assert chosen == "some"
+    assert trials[3].excess > trials[2].excess
+    equal = {"twin": (better, ramp), "committee": (better, ramp)}
+    assert compare(equal, ranks, 0.95, EXPERIMENT)[0] == "committee"
+
+
+# --- fdr
+
+
+def test_fdr_takes_what_benjamini_and_hochberg_allow_and_says_when_that_is_nothing(workspace: Workspace) -> None:
+    found = run(workspace, fdr=0.3).candidates
+    assert found.threshold in found.calibration_score
+    p = np.array(
+        [(1 + (found.calibration_score >= score).sum()) / (1 + len(found.calibration_score)) for score in found.score]
+    )
+    assert p.max() <= 0.3 * len(p) / len(found.wild_score) + 1e-12
+    with pytest.raises(
+        ThresholdError, match=r"filter.fdr 0.001 finds no candidates: p-values of .* use more calibration"
+    ):
+        run(workspace, fdr=0.001)
+
+
+def test_the_verdict_and_the_precision_are_written(workspace: Workspace) -> None:
+    result, is_ood = run(workspace), truth_of(workspace)
+    metrics = json.loads(workspace.find(EXPERIMENT.filter_metrics).path.read_text())
+    assert metrics["verdict"] == result.sentence
+    assert "more than ID data alone would give" in result.sentence
+    assert metrics["precision"] == pytest.approx(is_ood[result.candidates.index].mean())
+    assert metrics["estimated"]["precision"] == pytest.approx(metrics["precision"], abs=0.25)

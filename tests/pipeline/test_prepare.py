@@ -2,24 +2,37 @@
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.cli import files
-from helpers.custom_images import SIZE, lay_out, picture, save
+from helpers.custom_images import SIZE, lay_out
 from helpers.fake_data import lay_out as lay_out_sets
-from helpers.preparing import data_params, prepared, refused
+from helpers.preparing import prepared, refused, set_params
 from helpers.quick import REPOSITORY
 from PIL import Image
+from torch import nn
 
+from salcli.data.decoding import read_picture
+from salcli.data.duplicates import sample_digests
 from salcli.errors import DataError, StorageError
-from salcli.params.schema import DataParams, Params, load_params
-from salcli.pipeline import prepare
+from salcli.models.pretrained import EmbedderSpec, Preprocessing
+from salcli.params.schema import Params, load_params
+from salcli.pipeline import embed, prepare
 from salcli.pipeline.inputs import known_truth, ood_test_samples, wild_samples
 from salcli.store.files import read_header
-from salcli.store.formats import read_file_names, read_id_split, read_samples, read_wild_set
+from salcli.store.formats import (
+    read_digests,
+    read_file_names,
+    read_id_split,
+    read_samples,
+    read_shown,
+    read_wild_set,
+)
 from salcli.store.layout import Experiment, Workspace, prepared_set, unseen_set
 
 CUSTOM = {
@@ -37,12 +50,12 @@ def custom_params(photos: Path, **changes: Any) -> Params:
     return load_params(REPOSITORY / "params.yaml", {**CUSTOM, "data.custom": paths, **more})[0]
 
 
-def all_prepared(root: Path, data: DataParams, seed: int = 0) -> Workspace:
-    workspace = Workspace(root)
+def all_prepared(root: Path, params: Params, seed: int = 0) -> Workspace:
+    workspace, data = Workspace(root), params.data
     for name in (data.id, *data.ood):
-        prepare.prepare_set(workspace, data, name)
+        prepare.prepare_set(workspace, params, name)
     for name in data.test_ood:
-        prepare.prepare_set(workspace, data, name, artifact=unseen_set(name))
+        prepare.prepare_set(workspace, params, name, artifact=unseen_set(name))
     prepare.prepare_split(workspace, data, Experiment(seed))
     return workspace
 
@@ -58,138 +71,41 @@ def lay(root: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "reason"),
-    [
-        (["a/1.png"], "cifar10 has one class only (a); ID data need at least two, a folder for each"),
-        (
-            ["1.png"],
-            "cifar10 has no labels, so it cannot be the ID set; put its images into one folder a class, "
-            "or `labels` into its .npz file",
-        ),
-    ],
+    ("name", "reason"), [("a/1.png", "has one class only (a); ID data need"), ("1.png", "has no labels, so it cannot")]
 )
-def test_a_set_without_classes_serves_as_ood_only(tmp_path: Path, names: list[str], reason: str) -> None:
-    lay(tmp_path / "root" / "cifar10", *names)
-    assert refused(tmp_path, data_params(tmp_path / "root", image_size=SIZE), "cifar10") == reason
-    ood = data_params(tmp_path / "root", "svhn", ood=["cifar10"], image_size=SIZE)
+def test_a_set_without_classes_serves_as_ood_only(tmp_path: Path, name: str, reason: str) -> None:
+    lay(tmp_path / "root" / "cifar10", name)
+    assert reason in refused(tmp_path, set_params(tmp_path / "root", image_size=SIZE), "cifar10")
+    ood = set_params(tmp_path / "root", "svhn", ood=["cifar10"], image_size=SIZE)
     assert len(prepared(tmp_path, ood, "cifar10")) == 1
-
-
-def test_the_plane_is_split_into_the_sizes_of_the_paper(tmp_path: Path) -> None:
-    params = data_params(
-        tmp_path, "gaussians-2d", ["ring-2d", "cluster-2d"], image_size=1, channels=2, pi=[0.1],
-        id_shares={"train": 0.2, "calibration": 0.2, "wild": 0.6, "test": "official"},
-    )  # fmt: skip
-    workspace = Workspace(tmp_path)
-    for name in (params.id, *params.ood):
-        prepare.prepare_set(workspace, params, name)
-    assert prepare.prepare_split(workspace, params, Experiment(0)).counts == {
-        "train": 3_000, "calibration": 3_000, "wild": 9_000, "test": 3_000,
-    }  # fmt: skip
-    for ood in params.ood:
-        counts = prepare.prepare_wild(workspace, params, Experiment(0, ood, 0.1)).counts
-        assert counts == {"wild": 10_000, "of it OOD": 1_000, "OOD test": 1_000}
-
-
-@pytest.fixture
-def svhn(tmp_path: Path) -> Path:
-    lay_out_sets(tmp_path / "workspace" / "pile", ["svhn"], 2)
-    return tmp_path / "workspace" / "pile"
-
-
-def test_the_environment_variable_wins_over_the_root(
-    svhn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SALCLI_DATA", str(svhn))
-    assert len(prepared(tmp_path, data_params(tmp_path), "svhn")) == 30
-
-
-def test_the_root_is_relative_to_the_workspace_or_to_home(
-    svhn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert len(prepared(tmp_path, data_params(Path("pile")), "svhn")) == 30
-    monkeypatch.setenv("HOME", str(tmp_path / "workspace"))
-    assert len(prepared(tmp_path, data_params(Path("~/pile")), "svhn")) == 30
 
 
 # --- bad images
 
 
-@pytest.fixture
-def with_bad_images(tmp_path: Path) -> Path:
-    """Class a has 5 images, three of them bad; class b has 2 good ones."""
-    root = tmp_path / "root"
-    lay(root / "cifar10", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+def test_bad_images_can_be_left_out_and_are_counted_but_not_a_whole_class(tmp_path: Path) -> None:
+    root, workspace = tmp_path / "root", Workspace(tmp_path / "workspace")
+    odd_name = os.fsdecode(b'caf\xe9 "1"\n.png')
+    lay(root / "cifar10", "a/1.png", f"a/{odd_name}", "b/1.png", "b/2.png")
     (root / "cifar10" / "a" / "empty.png").write_bytes(b"")
     (root / "cifar10" / "a" / "foreign.jpg").write_bytes(b"<html>not found</html>")
-    short = root / "cifar10" / "a" / "short.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)).save(short)
-    short.write_bytes(short.read_bytes()[:150])
-    return root
-
-
-def test_bad_images_can_be_left_out_and_are_counted(with_bad_images: Path, tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path / "workspace")
-    params = data_params(with_bad_images, image_size=SIZE, on_bad_image="skip")
+    params = set_params(root, image_size=SIZE, on_bad_image="skip")
     done = prepare.prepare_set(workspace, params, "cifar10")
-    assert done.counts == {"images": 4, "classes": 2, "skipped": 3}
+    assert done.counts == {"images": 4, "classes": 2, "skipped": 2}
     assert done.note.startswith("cifar10 without cifar10/a/empty.png (it is empty), cifar10/a/foreign.jpg (it is not ")
     found = workspace.find(prepared_set("cifar10"))
     samples = read_samples(found)
     assert samples.array[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
-    assert samples.labels is not None
-    assert samples.labels.tolist() == [0, 0, 1, 1]
-    about = read_header(found).about
-    assert about["n_skipped"] == 3
-    assert about["skipped"] == ["cifar10/a/empty.png", "cifar10/a/foreign.jpg", "cifar10/a/short.png"]
-    assert list(files(tmp_path / "workspace")) == ["data/prepared/cifar10.h5"]
-    # as small as if the bad ones had never been there
-    for name in ("empty.png", "foreign.jpg", "short.png"):
-        (with_bad_images / "cifar10" / "a" / name).unlink()
-    prepare.prepare_set(Workspace(tmp_path / "clean"), params, "cifar10")
-    sizes = [(tmp_path / place / prepared_set("cifar10").path).stat().st_size for place in ("workspace", "clean")]
-    assert abs(sizes[0] - sizes[1]) < 200
-
-
-def test_a_class_or_set_of_bad_images_only_is_refused_also_where_they_are_skipped(
-    with_bad_images: Path, tmp_path: Path
-) -> None:
-    params = data_params(with_bad_images, image_size=SIZE, on_bad_image="skip")
-    for name in ("1.png", "2.png"):
-        (with_bad_images / "cifar10" / "a" / name).unlink()
-    message = refused(tmp_path, params, "cifar10")
-    assert message.startswith("cifar10: no image of class a could be decoded; cifar10 without cifar10/a/empty.png")
-    (with_bad_images / "textures").mkdir()
-    (with_bad_images / "textures" / "1.jpg").write_bytes(b"?")
-    assert "textures: no image could be decoded; textures without textures/1.jpg" in refused(
-        tmp_path, params, "textures"
-    )
-
-
-def test_names_that_are_no_text_are_kept_and_can_be_shown(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    lay(root / "cifar10", "a/1.png", os.fsdecode(b"b\xff/1.png"))
-    params = data_params(root, image_size=SIZE, on_bad_image="skip")
-    assert prepared(tmp_path, params, "cifar10").class_names == ("a", os.fsdecode(b"b\xff"))
-    (root / "cifar10" / "a" / os.fsdecode(b"\xff.png")).write_bytes(b"")
-    done = prepare.prepare_set(Workspace(tmp_path / "workspace"), params, "cifar10")
-    assert done.note == "cifar10 without cifar10/a/\ufffd.png (it is empty)"
-    with pytest.raises(DataError, match="a/\ufffd\\.png cannot be decoded: it is empty"):
-        prepare.prepare_set(Workspace(tmp_path), data_params(root, image_size=SIZE), "cifar10")
+    assert np.asarray(samples.labels).tolist() == [0, 0, 1, 1]
+    assert read_file_names(found)[:2] == ("cifar10/a/1.png", f"cifar10/a/{odd_name}")
+    assert read_header(found).about["skipped"] == ["cifar10/a/empty.png", "cifar10/a/foreign.jpg"]
+    for name in ("1.png", odd_name):
+        (root / "cifar10" / "a" / name).unlink()
+    with pytest.raises(DataError, match="cifar10: no image of class a could be decoded; cifar10 without cifar10/a/emp"):
+        prepare.prepare_set(workspace, params, "cifar10")
 
 
 # --- custom sets
-
-
-def test_the_names_of_files_are_kept_with_their_images(tmp_path: Path) -> None:
-    photos = lay_out(tmp_path)
-    odd_name = os.fsdecode(b'caf\xe9 "1"\n.png')
-    save(photos / "labeled" / "b" / odd_name, picture("b", np.random.default_rng(9)))
-    workspace = all_prepared(tmp_path / "w", custom_params(photos).data)
-    names = read_file_names(workspace.find(prepared_set("labeled")))
-    assert len(names) == len(read_samples(workspace.find(prepared_set("labeled")))) == 41
-    assert names[0] == "a/0.png"
-    assert f"b/{odd_name}" in names
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -201,10 +117,10 @@ def test_no_picture_is_in_two_parts_whatever_is_copied_where(tmp_path: Path, see
         (photos / copy).write_bytes(first)
     (photos / "known-odd" / "wild.png").write_bytes((photos / "unlabeled" / "day 0" / "3.png").read_bytes())
     params = custom_params(photos)
-    workspace, experiment = all_prepared(tmp_path / "w", params.data, seed), Experiment(seed, "unlabeled")
+    workspace, experiment = all_prepared(tmp_path / "w", params, seed), Experiment(seed, "unlabeled")
     mixed = prepare.prepare_wild(workspace, params.data, experiment)
     assert mixed.counts == {"wild": 24, "OOD test": 0}
-    assert mixed.note == "unlabeled: 1 images are also in labeled, pixel by pixel, and are left out"
+    assert mixed.note == "unlabeled: 1 samples are also in labeled, exactly equal, and are left out"
 
     id_images = read_samples(workspace.find(prepared_set("labeled"))).array
     wild_images = read_samples(workspace.find(prepared_set("unlabeled"))).array
@@ -222,22 +138,13 @@ def test_no_picture_is_in_two_parts_whatever_is_copied_where(tmp_path: Path, see
     assert known_truth(workspace, 24, experiment) is None
 
 
-def test_wild_data_that_are_all_id_data_are_refused(tmp_path: Path) -> None:
-    photos = lay_out(tmp_path)
-    paths = {"labeled": "labeled", "unlabeled": "labeled/a", "known-odd": "known-odd"}
-    data = custom_params(photos, custom={name: str(photos / path) for name, path in paths.items()}).data
-    workspace = all_prepared(tmp_path / "w", data)
-    with pytest.raises(DataError, match="all wild images are ID images, too"):
-        prepare.prepare_wild(workspace, data, WILD)
-
-
 def test_a_test_set_that_was_seen_is_refused(tmp_path: Path) -> None:
     photos = lay_out(tmp_path)
     paths = {"labeled": "labeled", "unlabeled": "unlabeled", "known-odd": "unlabeled/day 1"}
     params = custom_params(photos, custom={name: str(photos / path) for name, path in paths.items()})
-    workspace = all_prepared(tmp_path / "w", params.data)
+    workspace = all_prepared(tmp_path / "w", params)
     prepare.prepare_wild(workspace, params.data, WILD)
-    with pytest.raises(DataError, match="all 8 images of known-odd are also in the ID data or in the wild data"):
+    with pytest.raises(DataError, match="all 8 samples of known-odd are also in the ID data or in the wild data"):
         ood_test_samples(workspace, params, WILD, "known-odd")
 
 
@@ -246,7 +153,7 @@ def test_copies_in_a_custom_set_are_never_wild_and_test_at_once(tmp_path: Path) 
     for path in sorted((photos / "known-odd").glob("*.png")):
         (photos / "known-odd" / f"copy of {path.name}").write_bytes(path.read_bytes())
     params = custom_params(photos, pi=[0.5], id_shares=SHARES, ood=["known-odd"], test_ood=["known-odd"])
-    workspace = all_prepared(tmp_path / "w", params.data)
+    workspace = all_prepared(tmp_path / "w", params)
     mixed = prepare.prepare_wild(workspace, params.data, MIXED)
     assert mixed.counts == {"wild": 12, "of it OOD": 6, "OOD test": 2}
     truth = known_truth(workspace, 12, MIXED)
@@ -258,36 +165,146 @@ def test_copies_in_a_custom_set_are_never_wild_and_test_at_once(tmp_path: Path) 
         assert not wild & {image.numpy().tobytes() for image in test.read(slice(None))}
 
 
+# --- vectors
+
+
+def vector_params(root: Path, **changes: Any) -> Params:
+    """Labeled vectors, wild ones in two files, and a test set; with ids and a column to show."""
+    rng = np.random.default_rng(0)
+    vectors = {"labeled": (40, 0), "wild-1": (15, 0), "wild-2": (10, 3), "odd": (8, 3)}
+    root.mkdir(exist_ok=True)
+    for name, (n, shift) in vectors.items():
+        rows = {"key": [f"{name}-{i}" for i in range(n)], "text": [f"<{i}>\n\0é" for i in range(n)]}
+        np.savez(root / f"{name}.npz", x=rng.normal(shift, 1, (n, 4)), y=np.arange(n) % 2, **rows)
+    custom = {"labeled": "labeled.npz", "unlabeled": ["wild-1.npz", "wild-2.npz"], "known-odd": "odd.npz"}
+    columns = {"vector": None, "label": None, "id": "key", "show": ["text"]}
+    fixed = {"custom": custom, "columns": columns, "image_size": None, "channels": None} | changes
+    more = {f"data.{key}": value for key, value in fixed.items()}
+    return load_params(REPOSITORY / "params.yaml", {**CUSTOM, "model.backbone": "linear", **more})[0]
+
+
+def test_vectors_are_stored_with_their_ids_and_columns_and_copies_are_left_out(tmp_path: Path) -> None:
+    params = vector_params(tmp_path)
+    content = dict(np.load(tmp_path / "wild-2.npz"))
+    content["x"][3] = np.load(tmp_path / "labeled.npz")["x"][0]  # a labeled one in the wild
+    np.savez(tmp_path / "wild-2.npz", **content)
+    odd = dict(np.load(tmp_path / "odd.npz"))
+    odd["x"][5] = content["x"][7]  # a wild one in the test set
+    np.savez(tmp_path / "odd.npz", **odd)
+    workspace = all_prepared(tmp_path, params)
+    found = workspace.find(prepared_set("unlabeled"))
+    samples = read_samples(found)
+    expected = np.concatenate([np.load(tmp_path / "wild-1.npz")["x"], content["x"]]).astype(np.float32)
+    np.testing.assert_array_equal(samples.array, expected, strict=True)
+    assert isinstance(samples.array, np.memmap)
+    assert read_file_names(found)[14:16] == ("wild-1-14", "wild-2-0")
+    assert read_shown(found)["text"][14:16] == ("<14>\n\0é", "<0>\n\0é")
+    mixed = prepare.prepare_wild(workspace, params.data, WILD)
+    assert mixed.counts == {"wild": 24, "OOD test": 0}
+    assert mixed.note == "unlabeled: 1 samples are also in labeled, exactly equal, and are left out"
+    test = ood_test_samples(workspace, params, WILD, "known-odd")
+    np.testing.assert_array_equal(test.index, [0, 1, 2, 3, 4, 6, 7])
+    assert prepare.prepare_set(workspace, params, "labeled").counts == {"vectors": 40, "classes": 2, "skipped": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("labeled", {"x": np.eye(4), "y": [1, 2, 3, 3]}, "2 of 3 classes have one vector only (1, 2), but training"),
+        ("labeled", {"images": np.zeros((4, 8, 8), np.uint8), "labels": [0, 1] * 2}, "labeled holds images, but this"),
+        ("odd", {"x": np.eye(3)}, "but labeled has vectors of 4 dimensions, known-odd has vectors of 3 dimensions"),
+    ],
+)  # fmt: skip
+def test_vectors_that_make_no_project_are_refused(
+    tmp_path: Path, name: str, content: dict[str, Any], reason: str
+) -> None:
+    params = vector_params(tmp_path, columns={"vector": None, "label": None, "id": None, "show": []})
+    np.savez(tmp_path / f"{name}.npz", **content)
+    with pytest.raises(DataError, match=re.escape(reason)):  # noqa: PT012
+        workspace = all_prepared(tmp_path, params)
+        prepare.prepare_wild(workspace, params.data, WILD)
+        ood_test_samples(workspace, params, WILD, "known-odd")
+
+
+# --- frozen backbones
+
+
+class Tiny(nn.Module):
+    """Stands for a frozen backbone: takes 3 × 12 × 12 images, and rounds as networks do."""
+
+    spec = EmbedderSpec("tiny", None, Preprocessing(12, 10, "bicubic", (0.5,) * 3, (0.2,) * 3))
+    n_features = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.LazyLinear(7))
+        self.seen: list[int] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(images))
+        assert not self.training
+        return self.layers(images[..., 1:11, 1:11].float() / 255)
+
+
+def embedded(root: Path, photos: Path, name: str = "unlabeled") -> tuple[Workspace, Tiny]:
+    params, tiny = custom_params(photos), Tiny()
+    prepare.prepare_set(Workspace(root), params, name, embedder=tiny)  # type: ignore[arg-type]
+    return Workspace(root), tiny
+
+
+def test_an_embedded_set_holds_the_features_of_its_decoded_images_and_the_digests_of_their_pixels(
+    tmp_path: Path,
+) -> None:
+    photos = lay_out(tmp_path)
+    (photos / "unlabeled" / "bad.png").write_bytes(b"bad")
+    workspace, tiny = embedded(tmp_path / "w", photos)
+    found = workspace.find(prepared_set("unlabeled"))
+    samples, names = read_samples(found), read_file_names(found)
+    assert (samples.array.shape, samples.array.dtype) == ((24, 7), np.float32)
+    pixels = np.stack([read_picture(photos / "unlabeled" / name, 12, 3, "resize", "bicubic") for name in names])
+    with torch.inference_mode():
+        np.testing.assert_allclose(samples.array, tiny(torch.from_numpy(pixels)), atol=1e-5)
+    np.testing.assert_array_equal(read_digests(found), sample_digests(pixels))
+    about = read_header(found).about
+    assert (about["embedder"]["backbone"], about["n_skipped"]) == ("tiny", 1)
+    assert set(tiny.seen[:-1]) == {embed.ON_A_CPU}, "always as many at once"
+
+
+def test_an_embedded_set_repeats_to_the_byte_and_an_image_to_the_bit_whatever_surrounds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = lay_out(tmp_path, n_wild=70)
+    one, _ = embedded(tmp_path / "one", photos)
+    monkeypatch.setattr("salcli.data.decoding.MOST_IN_BLOCK", 5)
+    embedded(tmp_path / "other", photos)
+    assert files(tmp_path / "one") == files(tmp_path / "other")
+    for path in sorted((photos / "unlabeled").rglob("*.png"))[::3]:
+        path.unlink()
+    fewer, _ = embedded(tmp_path / "fewer", photos)
+    rows = []
+    for workspace in (one, fewer):
+        found = workspace.find(prepared_set("unlabeled"))
+        rows.append(dict(zip(read_file_names(found), read_samples(found).array, strict=True)))
+    assert 0 < len(rows[1]) < len(rows[0])
+    assert all(rows[0][name].tobytes() == row.tobytes() for name, row in rows[1].items())
+
+
 # --- files
 
 
-@pytest.fixture
-def laid_out(tmp_path: Path) -> Path:
-    lay_out_sets(tmp_path / "root", ["cifar10", "textures"], n_per_class=4)
-    return tmp_path / "root"
-
-
-def test_the_same_set_gives_the_same_bytes(laid_out: Path, tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        prepare.prepare_set(Workspace(tmp_path / name), data_params(laid_out, on_bad_image="skip"), "textures")
-        prepare.prepare_set(Workspace(tmp_path / name), data_params(laid_out), "cifar10")
-    assert files(tmp_path / "one") == files(tmp_path / "other")
-    assert len(files(tmp_path / "one")) == 2
-
-
-def test_images_are_a_read_only_map_of_the_file(laid_out: Path, tmp_path: Path) -> None:
-    array = prepared(tmp_path, data_params(laid_out), "cifar10").array
-    assert isinstance(array, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        array[0] = 0
-
-
-def test_a_full_disk_is_noticed_before_anything_is_decoded(
-    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_same_set_gives_the_same_bytes_and_a_full_disk_is_noticed_before_anything_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    laid_out = tmp_path / "root"
+    lay_out_sets(laid_out, ["cifar10", "textures"], n_per_class=4)
+    for name in ("one", "other"):
+        prepare.prepare_set(Workspace(tmp_path / name), set_params(laid_out, on_bad_image="skip"), "textures")
+        prepare.prepare_set(Workspace(tmp_path / name), set_params(laid_out), "cifar10")
+    assert files(tmp_path / "one") == files(tmp_path / "other")
     usage = dataclasses.make_dataclass("Usage", ["free"])
     monkeypatch.setattr("shutil.disk_usage", lambda folder: usage(10_000_000))
     monkeypatch.setattr("salcli.data.decoding.fit_array", None)
     with pytest.raises(StorageError, match=r"cifar10.h5 needs 0.04 GB, 0.01 GB are free; make room, or choose"):
-        prepared(tmp_path, data_params(laid_out, image_size=512), "cifar10")
+        prepared(tmp_path, set_params(laid_out, image_size=512), "cifar10")
     assert not files(tmp_path / "workspace")

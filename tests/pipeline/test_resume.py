@@ -18,7 +18,6 @@ from salcli.pipeline import prepare, train_id, train_ood
 from salcli.store.formats import ResumePoint
 from salcli.store.layout import Artifact, Experiment, Workspace
 
-N_TRAIN = 462
 Runner = Callable[..., Any]
 
 
@@ -30,15 +29,13 @@ def rival(name: str) -> Runner:
     return lambda *arguments: train_ood.run(*arguments, rival=name)
 
 
-def of(*artifacts: Artifact) -> tuple[Artifact, ...]:
-    return artifacts
-
-
-CLASSIFIER = of(EXPERIMENT.classifier, EXPERIMENT.train_id("csv"))
+CLASSIFIER = (EXPERIMENT.classifier, EXPERIMENT.train_id("csv"))
+ENCODER = (EXPERIMENT.encoder("knn-plus"), EXPERIMENT.encoder_curve("knn-plus"))
 STEP = {"epochs": 2, "batch_size": 138, "smallest_crop": 0.6, "projection": 8, "structure.steps": 5}
 KNN_PLUS = {
-    "epochs": 2, "batch_size": 231, "warmup_epochs": 0, "smallest_crop": 0.6, "projection": 8, "head.epochs": 2,
-    "head.batch_size": 231,
+    f"methods.knn-plus.{key}": value
+    for key, value in {"epochs": 2, "batch_size": 231, "warmup_epochs": 0, "smallest_crop": 0.6, "projection": 8,
+                       "head.epochs": 2, "head.batch_size": 231}.items()
 }  # fmt: skip
 # name: (stage, what it writes, params, samples in an epoch, epochs of the phase that is interrupted, epochs before)
 RUNS: dict[str, tuple[Runner, tuple[Artifact, ...], dict[str, Any], int, int, float]] = {
@@ -48,25 +45,19 @@ RUNS: dict[str, tuple[Runner, tuple[Artifact, ...], dict[str, Any], int, int, fl
         {"train_id.epochs": 2, "model.backbone": "wrn-10-1", "model.drop_rate": 0.3}, 448, 2, 1.0,
     ),
     "SAL": (
-        train_ood.run, of(EXPERIMENT.network("sal"), EXPERIMENT.curve("sal")),
+        train_ood.run, (EXPERIMENT.network("sal"), EXPERIMENT.curve("sal")),
         {"train_ood.epochs": 3, "train_ood.candidate_id": True, "train_ood.augment": "flip-crop"}, 448, 3, 1.5,
     ),
     "WOODS": (
-        rival("woods"), of(EXPERIMENT.network("woods"), EXPERIMENT.curve("woods")),
+        rival("woods"), (EXPERIMENT.network("woods"), EXPERIMENT.curve("woods")),
         {"train_ood.epochs": 3, "methods.woods.tolerance": 1.0}, 448, 3, 1.5,
     ),
     "STEP": (
-        rival("step"), of(EXPERIMENT.network("step"), EXPERIMENT.curve("step")),
+        rival("step"), (EXPERIMENT.network("step"), EXPERIMENT.curve("step")),
         {f"methods.step.{key}": value for key, value in STEP.items()}, 1104, 2, 1.5,
     ),
-    "KNN+, features": (
-        encoder, of(EXPERIMENT.encoder("knn-plus"), EXPERIMENT.encoder_curve("knn-plus")),
-        {f"methods.knn-plus.{key}": value for key, value in KNN_PLUS.items()}, 462, 2, 1.5,
-    ),
-    "KNN+, heads": (
-        encoder, of(EXPERIMENT.encoder("knn-plus"), EXPERIMENT.encoder_curve("knn-plus")),
-        {f"methods.knn-plus.{key}": value for key, value in KNN_PLUS.items()}, 462, 2, 3.5,
-    ),
+    "KNN+, features": (encoder, ENCODER, KNN_PLUS, 462, 2, 1.5),
+    "KNN+, heads": (encoder, ENCODER, KNN_PLUS, 462, 2, 3.5),
 }  # fmt: skip
 
 
@@ -86,52 +77,31 @@ def test_an_interrupted_run_ends_with_the_bytes_of_an_uninterrupted_one(workspac
     assert not list((workspace.root / ".salcli").rglob("*.pt"))
 
 
-def interrupted(workspace: Workspace, values: dict[str, Any]) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_id.run(workspace, params_of(workspace, values), EXPERIMENT, Watched(stop_after=500))
-
-
 @pytest.mark.parametrize(
-    "changed",
-    [{"train_id.lr": 0.05}, {"train_id.epochs": 5}, {"model.backbone": "wrn-10-1"}, {"numerics.deterministic": True}],
-    ids=str,
+    ("changed", "cause"),
+    [
+        ({"train_id.lr": 0.05}, "params or inputs have changed"),
+        ({"model.backbone": "wrn-10-1"}, "params or inputs have changed"),
+        ({"data.id_shares.train": 0.3, "data.id_shares.test": 0.22}, "params or inputs have changed"),
+        ({}, "the state of the stopped run cannot be read"),
+    ],
+    ids=["rate", "network", "split", "damaged"],
 )
-def test_changed_params_start_from_the_beginning_and_say_so(workspace: Workspace, changed: dict[str, Any]) -> None:
-    interrupted(workspace, {"train_id.epochs": 2})
-    watched, params = Watched(stop_after=1), params_of(workspace, {"train_id.epochs": 2, **changed})
+def test_changed_params_and_inputs_and_a_damaged_state_start_from_the_beginning(
+    workspace: Workspace, changed: dict[str, Any], cause: str
+) -> None:
+    before, after = (params_of(workspace, {"train_id.epochs": 2, **values}) for values in ({}, changed))
     with pytest.raises(KeyboardInterrupt):
-        train_id.run(workspace, params, EXPERIMENT, watched)
+        train_id.run(workspace, before, EXPERIMENT, Watched(stop_after=500))
+    prepare.prepare_split(workspace, after.data, EXPERIMENT)
+    if not changed:
+        workspace.find(EXPERIMENT.resume_state("train-id")).path.write_bytes(b"PK\x03\x04 cut short")
+    watched = Watched(stop_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        train_id.run(workspace, after, EXPERIMENT, watched)
     (note,) = watched.notes
-    assert note.startswith("starts from the beginning: params or inputs have changed")
+    assert note.startswith(f"starts from the beginning: {cause}")
     assert watched.skipped == 0
-
-
-def test_a_changed_input_starts_from_the_beginning(workspace: Workspace) -> None:
-    interrupted(workspace, {"train_id.epochs": 2})
-    other = params_of(workspace, {"data.id_shares.train": 0.3, "data.id_shares.test": 0.22})
-    prepare.prepare_split(workspace, other.data, EXPERIMENT)
-    watched = Watched()
-    train_id.run(workspace, params_of(workspace, {"train_id.epochs": 2}), EXPERIMENT, watched)
-    assert "inputs have changed" in watched.notes[0]
-
-
-def test_other_heads_keep_the_features_that_an_unfinished_run_has_learnt(workspace: Workspace) -> None:
-    values = {f"methods.knn-plus.{key}": value for key, value in KNN_PLUS.items()}
-    with pytest.raises(KeyboardInterrupt):
-        encoder(workspace, params_of(workspace, values), EXPERIMENT, Watched(stop_after=int(2.5 * N_TRAIN)))
-    watched = Watched()
-    encoder(workspace, params_of(workspace, {**values, "methods.knn-plus.head.lr": 0.1}), EXPERIMENT, watched)
-    (note,) = watched.notes
-    assert note == "resumes an interrupted run after epoch 2 of 2"
-
-
-def test_a_damaged_state_starts_from_the_beginning(workspace: Workspace) -> None:
-    state = workspace.root / EXPERIMENT.resume_state("train-id").path
-    state.parent.mkdir(parents=True, exist_ok=True)
-    state.write_bytes(b"PK\x03\x04 cut short")
-    watched = Watched()
-    train_id.run(workspace, params_of(workspace, {"train_id.epochs": 1}), EXPERIMENT, watched)
-    assert watched.notes == ["starts from the beginning: the state of the stopped run cannot be read"]
 
 
 def test_a_state_cannot_run_code(tmp_path: Path) -> None:

@@ -21,8 +21,6 @@ from salcli.pipeline.review import (
     Reviewed,
     ReviewRow,
     filter_mark,
-    just_below,
-    ranked_candidates,
     read_review,
     reviewed,
     rows_for_review,
@@ -60,13 +58,6 @@ def review(found: Found, rows: Iterable[ReviewRow], experiment: Experiment = X) 
 # --- what is listed
 
 
-def test_candidates_come_by_score_and_then_what_is_just_below() -> None:
-    candidates = candidates_of(SCORES, 6)
-    assert ranked_candidates(candidates).tolist() == [1, 5, 3]
-    assert just_below(candidates, 2).tolist() == [4, 7]
-    assert just_below(candidates, 99).tolist() == [4, 7, 0, 6, 2]
-
-
 @pytest.mark.parametrize("has_id_data", [False, True])
 def test_a_row_shows_file_and_class_but_no_file_of_wild_data_that_we_mixed(tmp_path: Path, has_id_data: bool) -> None:
     workspace = Workspace(tmp_path)
@@ -74,7 +65,7 @@ def test_a_row_shows_file_and_class_but_no_file_of_wild_data_that_we_mixed(tmp_p
     names = tuple(f"{i}.png" for i in range(8))
     id_set = Samples(images, np.arange(8) % 2, ("cat", "dog"))
     write_samples(workspace.target(prepared_set("labeled")), id_set, "labeled")
-    write_samples(workspace.target(prepared_set("x")), Samples(images), "x", files=names)
+    write_samples(workspace.target(prepared_set("x")), Samples(images), "x", names=names)
     write_arrays(workspace.target(X.split), "id-split", {}, workspace.about(X.split))
     write_tensors(workspace.target(X.classifier), Header("classifier", workspace.about(X.classifier)), {})
     source = np.arange(8) if has_id_data else np.arange(8, 16)  # the index counts through the ID set first
@@ -95,7 +86,7 @@ def test_a_row_shows_file_and_class_but_no_file_of_wild_data_that_we_mixed(tmp_p
 # --- the file
 
 
-@pytest.mark.parametrize("name", ["=cmd()", "+1", "-1", "@x", "\tx", "a\nb", 'say "hi", you', os.fsdecode(b"\xff\xfe")])
+@pytest.mark.parametrize("name", ["=cmd()", "\tx", 'a\nb, "hi"', os.fsdecode(b"\xff\xfe")])
 def test_names_come_back_as_text_that_no_spreadsheet_runs(name: str, tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
     write_review(path, [ReviewRow("ood", 0, "filter-1", 3, name, 0.5, name, "drop")])
@@ -123,11 +114,9 @@ def test_spreadsheets_may_write_it_in_their_way(change: Callable[[str], str], tm
 @pytest.mark.parametrize(("content", "message"), [
     (None, "does not exist; write it with: salcli review"),
     (b"", "has no column ood, seed, filter, index, decision"),
-    (b"index,decision\n1,keep\n", "has no column ood, seed, filter"),
-    (b"\x89PNG\x00\x00", "has no column"),
     (b'ood,seed,filter,index,decision\n"a,0,f,1,keep\n', "line 2: unexpected end of data"),
     (b"ood,seed,filter,index,decision\na,0,f,1,kep\n", r"keep, drop, add or empty, got kep \(did you mean keep\?\)"),
-    (b"ood,seed,filter,index,decision\na,0,f,seven,keep\n", "line 2: index must be a number"),
+
 ])  # fmt: skip
 def test_other_files_are_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
     if content is not None:
@@ -158,26 +147,26 @@ def test_decisions_are_set_arithmetic(data: st.DataObject, tmp_path_factory: pyt
     )  # fmt: skip
 
 
-BAD: dict[str, tuple[list[tuple[int, str]], str]] = {
-    "no such sample": ([(99, "keep")], "wild sample 99 does not exist; there are 8"),
-    "keep what is none": ([(0, "keep")], "is not a candidate, so there is nothing to keep; write add"),
-    "add a candidate": ([(1, "add")], "is already a candidate; write keep or drop"),
-    "two opinions": ([(1, "keep"), (1, "drop")], "has another decision than in line 2"),
-    "nothing left": ([(1, "drop"), (3, "drop"), (5, "drop")], "drops every candidate of x, π 0.1, seed 1"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_decisions_that_cannot_be_used_are_one_clear_message(case: str, found: Found) -> None:
-    decisions, message = BAD[case]
+@pytest.mark.parametrize(
+    ("decisions", "message"),
+    [
+        ([(99, "keep")], "wild sample 99 does not exist; there are 8"),
+        ([(0, "keep")], "is not a candidate, so there is nothing to keep; write add"),
+        ([(1, "add")], "is already a candidate; write keep or drop"),
+        ([(1, "keep"), (1, "drop")], "has another decision than in line 2"),
+        ([(1, "drop"), (3, "drop"), (5, "drop")], "drops every candidate of x, π 0.1, seed 1"),
+    ],
+)
+def test_decisions_that_cannot_be_used_are_refused(
+    decisions: list[tuple[int, str]], message: str, found: Found
+) -> None:
     with pytest.raises(ReviewError, match=message):
         review(found, [row(found, index, word) for index, word in decisions])
 
 
-@pytest.mark.parametrize("mark", ["", "filter-0123", "filter-sal-pi-0.1-0123456789abcdef"])
-def test_a_list_about_another_run_of_the_filter_is_refused(mark: str, found: Found) -> None:
+def test_a_list_about_another_run_of_the_filter_is_refused(found: Found) -> None:
     with pytest.raises(ReviewError, match=r"line 2 is about another run of the filter .* salcli review --variant sal"):
-        review(found, [replace(row(found, 1, "drop"), filter=mark)])
+        review(found, [replace(row(found, 1, "drop"), filter="filter-sal-pi-0.1-0123456789abcdef")])
 
 
 @pytest.mark.parametrize(
@@ -189,13 +178,3 @@ def test_a_list_about_another_experiment_changes_nothing(other: Experiment, foun
     both = review(found, [row(found, 1, "drop", other), row(found, 3, "drop")])
     assert both
     assert set(np.flatnonzero(both.is_candidate)) == {1, 5}
-
-
-def test_what_is_stored_depends_on_the_decisions_and_not_on_the_path(found: Found) -> None:
-    one, same, other = (review(found, [row(found, i, "drop")]) for i in (1, 1, 3))
-    assert one
-    assert same
-    assert other
-    assert one.about == same.about != other.about
-    assert (one.about["dropped"], one.about["added"]) == (1, 0)
-    assert str(one) == "reviewed: 1 candidates dropped, 0 wild samples added, 2 not in the list stay"

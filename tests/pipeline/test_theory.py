@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.quick import EXPERIMENT, SEED
-from helpers.stages import dense_gradients, params_of, stored
+from helpers.stages import dense_gradients, stored
 
 from salcli.params.schema import Params
 from salcli.pipeline import extract, prepare, theory
@@ -64,11 +64,3 @@ def test_without_the_truth_all_else_is_the_same(workspace: Workspace, quick_para
     assert known.estimated
     assert unknown.estimated
     torch.testing.assert_close(unknown.estimated.err_out, known.estimated.err_out, equal_nan=True)
-
-
-def test_scores_of_training_data_give_no_estimated_errors(workspace: Workspace) -> None:
-    params = params_of(workspace, {"filter.calibration": "train", "filter.threshold_quantile": 0.8})
-    filter_stage.run(workspace, params, EXPERIMENT)
-    result = theory.run(workspace, params, EXPERIMENT)
-    assert result.estimated is None
-    assert result.errors_at_threshold(result.estimated) is None

@@ -42,7 +42,7 @@ def test_both_scenarios_share_their_inliers_and_have_the_papers_sizes(as_in_the_
 
 def test_no_point_is_in_two_parts() -> None:
     parts = toy._split(readers.gaussians_2d(), ToySizes(), seed=3)
-    everything = torch.cat([part.images.flatten(1) for part in parts])
+    everything = torch.cat([part.vectors for part in parts])
     assert len(everything.unique(dim=0)) == len(everything) == 15_000
 
 
@@ -51,18 +51,8 @@ def test_err_in_is_what_was_promised_and_near_the_papers(as_in_the_paper: list[T
     for scenario, number in IN_THE_PAPER.items():
         assert errors(as_in_the_paper, scenario, "holdout")[0] == pytest.approx(0.05, abs=0.015)
         assert errors(as_in_the_paper, scenario, "train")[0] == pytest.approx(number, abs=0.03)
-
-
-def test_the_cluster_is_found_and_most_of_the_ring(as_in_the_paper: list[ToyRun]) -> None:
     assert errors(as_in_the_paper, "cluster", "train")[1] < 0.01
     assert errors(as_in_the_paper, "ring", "train")[1] < 0.5
-
-
-def test_a_shuffled_score_finds_nothing(few: list[ToyRun]) -> None:
-    """What the tests above measure is the score: without its order ERR_out is as large as chance makes it."""
-    run = few[1]
-    shuffled = run.tau[torch.randperm(len(run.tau), generator=torch.Generator().manual_seed(0))]
-    assert (shuffled[run.is_ood] <= run.thresholds["train"]).double().mean() > 0.5
 
 
 def test_the_plane_shows_the_score(few: list[ToyRun]) -> None:
@@ -73,16 +63,10 @@ def test_the_plane_shows_the_score(few: list[ToyRun]) -> None:
         assert along_v[run.plane.is_ood].mean() > along_v[~run.plane.is_ood].mean()
 
 
-def test_the_same_seed_gives_the_same_run_and_another_one_another(few: list[ToyRun]) -> None:
-    again, other = toy.run([0], FEW), toy.run([1], FEW)
-    assert torch.equal(again[0].tau, few[0].tau)
-    assert not torch.equal(other[0].tau, few[0].tau)
-
-
 def test_the_preset_trains_a_classifier_that_does_not_guess(tmp_path: Path) -> None:
     """With momentum, the weight decay of the authors' code leaves one that gets a third right."""
     (tmp_path / "params.yaml").write_text(text(preset("toy")))
     params, workspace = load_params(tmp_path / "params.yaml")[0], Workspace(tmp_path)
-    prepare.prepare_set(workspace, params.data, params.data.id)
+    prepare.prepare_set(workspace, params, params.data.id)
     prepare.prepare_split(workspace, params.data, Experiment(0))
     assert train_id.run(workspace, params, Experiment(0)).test_accuracy > 0.9

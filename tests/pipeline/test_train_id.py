@@ -5,16 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers.quick import EXPERIMENT
 from helpers.stages import params_of
 
 from salcli.errors import ParamsError
-from salcli.models.network import Classifier
-from salcli.pipeline import inputs, train_id
+from salcli.pipeline import networks, train_id
 from salcli.pipeline.train_id import TrainedClassifier
 from salcli.store.files import read_header
-from salcli.store.formats import read_id_split, read_network, read_samples
+from salcli.store.formats import read_id_split, read_samples
 from salcli.store.layout import Workspace, prepared_set
 
 
@@ -24,21 +22,13 @@ def run(workspace: Workspace, **values: Any) -> TrainedClassifier:
     return train_id.run(workspace, params_of(workspace, overrides), EXPERIMENT)
 
 
-def test_deterministic_training_on_the_cpu_gives_the_same_weights(workspace: Workspace) -> None:
-    weights = []
-    for deterministic in (False, True):
-        run(workspace, numerics__deterministic=deterministic)
-        weights.append(read_network(workspace.find(EXPERIMENT.classifier), Classifier).state_dict())
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
 def test_mean_and_std_are_given_or_those_of_the_training_images(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(workspace, model__mean=[0.25], model__std=[0.5])
     spec = read_header(workspace.find(EXPERIMENT.classifier)).spec
     assert (spec["mean"], spec["std"]) == ([0.25], [0.5])
-    monkeypatch.setattr(inputs, "ROWS_FOR_STATISTICS", 100)  # several blocks
+    monkeypatch.setattr(networks, "ROWS_FOR_STATISTICS", 100)  # several blocks
     run(workspace)
     spec = read_header(workspace.find(EXPERIMENT.classifier)).spec
     images = read_samples(workspace.find(prepared_set("digits-0-7"))).array
@@ -55,13 +45,13 @@ def test_a_mean_for_another_number_of_channels_is_an_error(workspace: Workspace)
 def test_given_weights_replace_training_or_are_where_it_starts(workspace: Workspace) -> None:
     (workspace.root / EXPERIMENT.classifier.path).rename(workspace.root / "given.safetensors")
     before = json.loads((workspace.root / EXPERIMENT.train_id("json").path).read_text())
-    given = run(workspace, train_id__epochs=0, train_id__weights="given.safetensors")
+    given = run(workspace, train_id__epochs=0, model__weights="given.safetensors")
     assert given.last_epoch is None
     assert {"train_accuracy": given.train_accuracy, "test_accuracy": given.test_accuracy} == before
     assert (workspace.root / EXPERIMENT.train_id("csv").path).read_text() == "epoch,loss,accuracy\n"
     assert given.class_check is not None
     assert not given.class_check.has_other_order
-    trained, continued = run(workspace), run(workspace, train_id__weights="given.safetensors")
+    trained, continued = run(workspace), run(workspace, model__weights="given.safetensors")
     assert trained.last_epoch is not None
     assert continued.last_epoch is not None
     assert continued.last_epoch.loss < trained.last_epoch.loss / 5

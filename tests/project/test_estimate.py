@@ -1,12 +1,19 @@
 """Estimates of work and memory, counted again by hand."""
 
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.cli import process
 
 from salcli.errors import UnknownNameError
 from salcli.params.presets import preset, presets, resolved
+from salcli.params.reading import read_yaml
+from salcli.project import estimate
 from salcli.project.estimate import SetSize, estimated_gigabytes, estimated_images
+from salcli.project.init import create
 
 
 def params_of(name: str, **values: Any) -> dict[str, Any]:
@@ -35,19 +42,13 @@ def test_work_is_counted_as_by_hand() -> None:
     assert saved == pytest.approx(2 * (22_500 * 100 + 25_000), abs=2), "the ID classifier is trained once"
 
 
-def test_a_wild_set_without_id_data_is_as_large_as_the_ood_data() -> None:
-    mixed, all_ood = (estimated_images(params_of("theory", data__pi=[pi])) for pi in (0.1, 1))
-    n_ood = 0.7 * 5_640
-    assert mixed - all_ood == pytest.approx(min(n_ood / 0.1, 25_000 / 0.9) - n_ood, abs=1)
-
-
 def test_custom_sets_have_the_sizes_that_are_given() -> None:
     values = {"data.id": "mine", "data.ood": ["wild"], "data.pi": ["unknown"], "rivals": [], "seeds": [0]}
     shares = {"data.id_shares": {"train": 0.6, "calibration": 0.2, "wild": 0, "test": 0.2}}
     epochs = {"train_id.epochs": 2, "train_ood.epochs": 3}
     params = resolved(preset("default"), {**values, **shares, **epochs})
-    n_images = estimated_images(params, {"mine": SetSize(100), "wild": SetSize(50)})
-    assert n_images == 60 * 2 + (60 + 20) + (2 * 60 * 3 + 50) + 2 * 20
+    work = estimate.estimated_work(params, {"mine": SetSize(100), "wild": SetSize(50)})
+    assert work == (60 * 2 + 2 * 60 * 3, (60 + 20) + 50 + 2 * 20)
 
 
 def test_memory_is_counted_as_by_hand_and_encoders_by_their_views() -> None:
@@ -65,3 +66,28 @@ def test_unknown_sets_and_networks_are_refused() -> None:
         estimated_gigabytes(params_of("toy", model__backbone="mine"))
     with pytest.raises(UnknownNameError, match="no data set is called mine"):
         estimated_images(params_of("toy", data__id="mine"))
+
+
+def test_time_is_that_of_the_largest_batch_within_the_budget() -> None:
+    sizes: list[int] = []
+
+    def step(n: int) -> None:
+        sizes.append(n)
+        time.sleep(0.01 + 0.001 * n)
+
+    assert estimate.seconds_each(step, 32) == pytest.approx(0.001 + 0.01 / 32, rel=0.3)
+    assert sizes == [2, 2, 4, 8, 16, 32]
+    sizes.clear()
+    estimate.seconds_each(step, 10_000, budget=0.1)
+    assert max(sizes) <= 64, "a large batch would take minutes"
+
+
+def test_stages_are_counted_as_dvc_does(tmp_path: Path) -> None:
+    create(tmp_path, preset("default"), {"seeds": [0, 1, 2], "data.test_ood": ["textures"], "rivals": ["oe"]})
+    listed = process(sys.executable, "-m", "dvc", "stage", "list", "--name-only", cwd=tmp_path).stdout.split()
+    assert estimate.n_processes(read_yaml(tmp_path / "params.yaml")) == len(listed)
+
+
+def test_times_are_for_people() -> None:
+    shown = [estimate.shown_time(seconds) for seconds in (1, 38, 56, 170, 5300, 9000, 1e6)]
+    assert ", ".join(shown).replace("about ", "") == "5 s, 40 s, 1 min, 3 min, 88 min, 2.5 h, 278 h"

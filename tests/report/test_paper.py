@@ -63,7 +63,7 @@ def shown(comparison: Comparison, width: int = 100) -> str:
     return console.file.getvalue()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def main_table() -> Comparison:
     """SAL and KNN on two of the five sets of the main table, two seeds, with numbers that are easily averaged."""
     values = {
@@ -83,16 +83,6 @@ def main_table() -> Comparison:
 def test_every_number_of_a_table_is_there_once() -> None:
     seen = [(one.setting, one.method, one.test, one.metric) for one in paper_numbers()]
     assert len(seen) == len(set(seen)) == sum(map(len, settings().values())) > 1000
-
-
-def test_what_is_tested_on_is_wild_except_in_the_tables_of_unseen_sets() -> None:
-    pairs = {(one.setting.table, one.wild, one.test) for one in paper_numbers() if one.wild != one.test}
-    assert {pair for pair in pairs if pair[0] == "unseen-tin"} == {
-        ("unseen-tin", "tin-crop", "tin-resize"),
-        ("unseen-tin", "tin-resize", "tin-crop"),
-    }
-    assert {wild for table, wild, _ in pairs if table == "unseen-300k"} == {"300k-random"}
-    assert {table for table, _, _ in pairs} == {"unseen-tin", "unseen-300k"}
 
 
 # --- which table
@@ -118,15 +108,11 @@ def test_a_preset_finds_its_own_table_or_one_with_the_same_numbers(name: str) ->
         ("unseen-tin", {}, ["unseen-tin"]),
         ("main-cifar100", {}, [MAIN]),  # it stands for the ablations that repeat its row
         ("random-labels", {"evaluate__methods": ["sal-random-labels", "msp"]}, ["random-labels", MAIN]),
-        ("main-cifar100", {"filter__score": "gradnorm", "filter__labels": "random"}, [MAIN]),  # for the rivals
-        *(("mixing-ratio", {"data__pi": [pi]}, ["mixing-ratio"]) for pi in (0.2, 0.5)),
-        ("mixing-ratio", {"data__pi": [0.1]}, [MAIN]),
+        ("mixing-ratio", {"data__pi": [0.2]}, ["mixing-ratio"]),
     ],
 )
 def test_tables_are_found_by_data_share_and_variant(name: str, overrides: dict[str, object], tables: list[str]) -> None:
-    found = matching_settings(params_of(name, **overrides))
-    assert [one.table for one in found][: len(tables)] == tables
-    assert name == "mixing-ratio" or len(found) == len(tables)
+    assert [one.table for one in matching_settings(params_of(name, **overrides))][: len(tables)] == tables
 
 
 @pytest.mark.parametrize(
@@ -138,22 +124,19 @@ def test_tables_are_found_by_data_share_and_variant(name: str, overrides: dict[s
         ({"filter__labels": "random"}, ["SAL (random-labels)"]),
         ({"train_ood__candidate_id": True}, ["SAL (candidate-id)"]),
         ({"filter__n_vectors": 4}, ["SAL (c=4)"]),
+        ({"filter__score": "gradnorm", "filter__labels": "random"}, []),  # two changes at once are not theirs
     ],
 )
 def test_our_sal_has_the_papers_name(overrides: dict[str, object], names: list[str]) -> None:
     known = {one.method for one in paper_numbers()}
-    assert paper_names("sal", params_of("main-cifar100", **overrides)) == names
-    assert set(names) <= known
-    two = {"filter__score": "gradnorm", "filter__labels": "random"}
-    assert not set(paper_names("sal", params_of("main-cifar100", **two))) & known, "two changes at once are not theirs"
+    ours = paper_names("sal", params_of("main-cifar100", **overrides))
+    assert [name for name in ours if name in known] == names
 
 
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
         ({"data__pi": [0.33], "data__ood": ["svhn"]}, "π 0.33"),
-        ({"model__backbone": "torchvision:resnet50", "model__drop_rate": 0.0}, "torchvision:resnet50"),
-        ({"data__ood": ["isun"]}, "OOD isun"),
         ({"filter__n_vectors": 9, "evaluate__methods": ["sal"]}, "SAL (c=9)"),
     ],
 )
@@ -162,8 +145,6 @@ def test_no_match_says_what_was_looked_for_and_which_presets_fit(overrides: dict
         matching_settings(params_of("main-cifar100", **overrides))
     assert part in str(caught.value)
     assert "presets that fit cifar100: main-cifar100," in str(caught.value)
-    with pytest.raises(PaperError, match="of toy it reports the filter's errors alone; yours: dvc metrics show"):
-        matching_settings(params_of("toy"))
 
 
 # --- the comparison
@@ -173,28 +154,17 @@ def test_no_match_says_what_was_looked_for_and_which_presets_fit(overrides: dict
     ("test", "method", "metric", "ours", "paper", "difference"),
     [
         ("svhn", "SAL", "fpr95", 0.15, 0.07, 0.08),
-        ("svhn", "SAL", "auroc", 99.85, 99.95, -0.10),
         ("svhn", "KNN", "fpr95", 61.00, 66.38, -5.38),
-        ("places365", "SAL", "fpr95", 4.50, 3.53, 0.97),
         ("places365", "KNN", "auroc", 70.50, 71.91, -1.41),
         ("average", "SAL", "id_accuracy", 74.00, 73.71, 0.29),
-        ("average", "KNN", "id_accuracy", 76.50, 75.96, 0.54),
+        ("svhn", "WOODS", "fpr95", math.nan, 0.12, math.nan),  # we have not run it; the paper's number stays
     ],
 )
 def test_differences_are_those_of_pencil_and_paper(
     main_table: Comparison, test: str, method: str, metric: str, ours: float, paper: float, difference: float
 ) -> None:
     cell = row(main_table, test, method).pairs[metric]
-    assert (cell.ours, cell.paper, cell.difference) == pytest.approx((ours, paper, difference))
-
-
-def test_what_we_have_not_run_is_empty_and_the_papers_number_stays(main_table: Comparison) -> None:
-    ours, own = row(main_table, "svhn", "SAL"), row(main_table, "svhn", "WOODS")
-    assert (ours.n_seeds, ours.pairs["fpr95"].ours_std) == (2, pytest.approx(0.1 / math.sqrt(2)))
-    assert own.n_seeds == 0
-    assert math.isnan(own.pairs["fpr95"].ours)
-    assert math.isnan(own.pairs["fpr95"].difference)
-    assert own.pairs["fpr95"].paper > 0
+    assert (cell.ours, cell.paper, cell.difference) == pytest.approx((ours, paper, difference), nan_ok=True)
 
 
 def test_only_an_average_over_all_of_the_papers_sets_is_compared(main_table: Comparison) -> None:
@@ -220,25 +190,14 @@ def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
     assert row(comparison, "tin-resize", "SAL").pairs["fpr95"].difference == pytest.approx(-3.11)
 
 
-def test_our_methods_that_the_paper_lacks_are_named_and_not_shown() -> None:
-    params = params_of("singular-vectors", evaluate__methods=["sal", "gradnorm", "vim"])
-    runs = {("textures", 0, name): (6.0, 98.0, 70.0) for name in params.evaluate.methods}
-    first = compare(results(runs), params)[0]
-    assert first.only_ours == ["GradNorm", "ViM"]
-    assert {one.method for one in first.rows} == {f"SAL (c={n})" for n in range(1, 7)}
-
-
 # --- the formats
 
 
-def test_the_table_shows_both_the_difference_and_what_is_compared(main_table: Comparison) -> None:
-    lines = shown(main_table).splitlines()
-    [sal] = [line.split() for line in lines if " SAL " in line and "0.07" in line]
-    assert sal == ["SAL", "0.15", "0.07", "+0.08", "99.85", "99.95", "−0.10"]
-    [odin] = [line.split() for line in lines if " ODIN " in line and "84.66" in line]
-    assert odin == ["ODIN", "–", "84.66", "–", "–", "67.26", "–"]
-    text = " ".join(shown(main_table).split())
+def test_the_table_shows_the_differences_and_what_is_compared_in_every_format(main_table: Comparison) -> None:
+    grid, text = paper_grid(main_table), " ".join(shown(main_table).split())
     for part in (
+        "SAL 0.15 0.07 +0.08 99.85 99.95 −0.10",
+        "ODIN – 84.66 – – 67.26 –",
         "Du et al., ICLR 2024, Table 1, Section 5.2",
         "Ours: mean of 2 seeds. The paper's: mean of 10 runs.",
         "the classifier has not seen the wild half of the ID data, no image is both wild and test",
@@ -246,60 +205,19 @@ def test_the_table_shows_both_the_difference_and_what_is_compared(main_table: Co
         "cifar100, wrn-40-2, π 0.1 (main-cifar100)",
     ):
         assert part in text
-    assert "Short schedule" not in text
-    [short] = compare(results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)}), params_of("main-cifar100", train_ood__epochs=3))
-    assert "Short schedule: train_ood.epochs 3 instead of 100" in " ".join(shown(short).split())
-
-
-@pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_every_table_fits_100_columns_uncut(name: str) -> None:
-    params = params_of(name)
-    runs = {
-        (ood, seed, method): (100.0, 0.0, 100.0)
-        for ood in params.data.ood
-        for seed in (0, 1)
-        for method in params.evaluate.methods
-    }
-    for comparison in compare(results(runs), params):
-        text = shown(comparison)
-        assert max(map(len, text.splitlines())) <= 100
-        assert "…" not in text
-        assert "100.00" in text
-
-
-def test_an_untold_share_of_ood_fits_any_and_is_said() -> None:
-    params = params_of("weakly-supervised", data__pi=[0.33])
-    [comparison] = compare(results({("lsun-r", 0, "sal"): (0.60, 99.0, 70.0)}, pi="0.33"), params)
-    assert comparison.setting.table == "weakly-supervised"
-    assert "does not say which share π" in shown(comparison)
-    assert row(comparison, "lsun-r", "SAL").pairs["fpr95"].difference == pytest.approx(0.02)
-
-
-def test_markdown_latex_and_lines_for_programs_say_the_same(main_table: Comparison) -> None:
-    lines = paper_grid(main_table).markdown().splitlines()
-    assert "| svhn | SAL | 0.15 | 0.07 | +0.08 | 99.85 | 99.95 | −0.10 |  |  |  |" in lines
-    assert "| average | KNN | – | 76.47 | – | – | 77.08 | – | 76.50 | 75.96 | +0.54 |" in lines
-    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-    body, _, rest = paper_grid(main_table).latex().partition(r"\end{tabular}")
+    assert "| svhn | SAL | 0.15 | 0.07 | +0.08 | 99.85 | 99.95 | −0.10 |  |  |  |" in grid.markdown().splitlines()
+    body, _, rest = grid.latex().partition(r"\end{tabular}")
     assert r" & SAL & 0.15 & 0.07 & +0.08 & 99.85 & 99.95 & $-$0.10 &  &  &  \\" in body
     assert body.isascii()
     assert all(line.startswith("%") for line in rest.splitlines()[1:])
     frame = paper_frame([main_table])
     [line] = frame[(frame["ood"] == "svhn") & (frame["method"] == "SAL")].to_dict("records")
     assert (line["table"], line["n_seeds"], line["fpr95_difference"]) == ("main-cifar100", 2, pytest.approx(0.08))
-    assert math.isnan(line["id_accuracy_paper"])
+    [short] = compare(results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)}), params_of("main-cifar100", train_ood__epochs=3))
+    assert "Short schedule: train_ood.epochs 3 instead of 100" in " ".join(shown(short).split())
 
 
 # --- π and variants
-
-
-def test_several_pi_are_compared_with_the_table_of_each() -> None:
-    params = params_of("mixing-ratio", data__pi=[0.1, 0.2])
-    low = results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)})
-    high = results({("svhn", 0, "sal"): (2.0, 98.0, 70.0)}, pi="0.2")
-    found = compare(Results(pd.concat([low.runs, high.runs], ignore_index=True), {}), params)
-    ours = {one.setting.pi: row(one, "svhn", "SAL").pairs["fpr95"].ours for one in found}
-    assert ours == {0.1: 1.0, 0.2: 2.0}
 
 
 def test_variants_that_the_paper_calls_sal_are_rows_of_their_own_with_their_protocol() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -20,14 +19,12 @@ from salcli.sal import spectrum
 from salcli.sal.filter import (
     class_agnostic_scores,
     class_conditional_scores,
-    outlier_scores,
     reference_gradients,
     score_threshold,
     separation_errors,
     working_quantiles,
 )
 from salcli.sal.gradients import Factors, Gradients, Representation, mean_gradient
-from salcli.sal.spectrum import CentredGradients
 from salcli.store.formats import RepresentationFile
 
 N_CLASSES, N_FEATURES = 4, 5  # K·D is 20
@@ -43,20 +40,13 @@ def small_side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return int(request.param)
 
 
+Sources = Callable[[int], list[Factors]]
+
+
 @pytest.fixture
-def sources(random_factors: Make) -> Callable[[int], tuple[Factors, Factors, Factors]]:
+def sources(random_factors: Make) -> Sources:
     """Wild, calibration and ID training gradients."""
-
-    def make(n_wild: int) -> tuple[Factors, Factors, Factors]:
-        wild, calibration, id_train = (
-            random_factors(n, N_CLASSES, N_FEATURES, seed) for seed, n in enumerate((n_wild, 30, 40))
-        )
-        return wild, calibration, id_train
-
-    return make
-
-
-Sources = Callable[[int], tuple[Factors, Factors, Factors]]
+    return lambda n_wild: [random_factors(n, N_CLASSES, N_FEATURES, seed) for seed, n in enumerate((n_wild, 30, 40))]
 
 
 def grouped(factors: Factors, label: list[int]) -> Factors:
@@ -113,19 +103,6 @@ def assert_equal_scores(found: list[Tensor], expected: list[np.ndarray]) -> None
 # --- scores
 
 
-@pytest.mark.parametrize("global_reference", [False, True])
-@pytest.mark.parametrize("n_vectors", [1, 3])
-@pytest.mark.parametrize("n_wild", [13, 200])
-def test_class_conditional_scores_equal_a_dense_svd(
-    n_wild: int, n_vectors: int, global_reference: bool, small_side: int, sources: Sources
-) -> None:
-    wild, calibration, id_train = sources(n_wild)
-    shared = mean_gradient(id_train)[None] if global_reference else None
-    found = class_conditional_scores(wild, [wild, calibration], id_train, CLASSES, n_vectors, shared_reference=shared)
-    expected = slow_class_conditional(wild, [wild, calibration], id_train, n_vectors, global_reference=global_reference)
-    assert_equal_scores(found, expected)
-
-
 @pytest.mark.parametrize("class_conditional", [False, True])
 @pytest.mark.parametrize("n_vectors", [1, 3])
 @pytest.mark.parametrize("n_wild", [13, 19, 200])
@@ -144,8 +121,9 @@ def test_class_agnostic_scores_equal_a_dense_svd(
 
 @settings(max_examples=60)
 @given(
-    labels=st.lists(st.integers(0, N_CLASSES - 1), min_size=1, max_size=50),
-    n_different=st.integers(1, 50),
+    labels=st.lists(st.integers(0, N_CLASSES - 1), min_size=1, max_size=50)
+    | st.integers(13, 200).map(lambda n: [k % N_CLASSES for k in range(n)]),
+    n_different=st.integers(1, 200),
     n_zero=st.integers(0, 5),
     n_vectors=st.integers(1, 4),
     small_side=st.sampled_from(SMALL_SIDES),
@@ -200,52 +178,6 @@ def test_scores_from_a_file_do_not_depend_on_the_chunk(
     assert_equal_scores(streamed, [values.numpy() for values in expected])
 
 
-def test_scores_go_with_their_rows_when_rows_are_shuffled(small_side: int, sources: Sources) -> None:
-    wild, _, id_train = sources(120)
-    order = torch.randperm(120, generator=torch.Generator().manual_seed(5))
-    shuffled, reference = wild[order], reference_gradients(id_train, N_CLASSES, class_conditional=False)
-    straight, mixed = (class_conditional_scores(x, [x], id_train, CLASSES, n_vectors=2)[0] for x in (wild, shuffled))
-    assert_equal_scores([mixed], [straight[order].numpy()])
-    straight, mixed = (class_agnostic_scores(x, [x], reference, n_vectors=2)[0] for x in (wild, shuffled))
-    assert_equal_scores([mixed], [straight[order].numpy()])
-
-
-def test_the_only_sample_of_a_class_scores_its_squared_distance_from_the_reference(sources: Sources) -> None:
-    """One row is its own direction."""
-    wild, _, id_train = sources(5)
-    wild = grouped(wild, [0, 1, 1, 1, 1])
-    (tau,) = class_conditional_scores(wild, [wild], id_train, CLASSES, n_vectors=1)
-    distance = wild.dense()[0] - mean_gradient(id_train.of_class(0)).flatten()
-    assert float(tau[0]) == pytest.approx(float(distance.square().sum()), rel=1e-9)
-
-
-def test_a_class_that_the_wild_data_lack_cannot_be_scored(sources: Sources) -> None:
-    wild, calibration, id_train = sources(40)
-    wild = grouped(wild, [k % 3 for k in range(40)])
-    wild_tau, tau = class_conditional_scores(wild, [wild, calibration], id_train, CLASSES, n_vectors=1)
-    assert torch.equal(tau.isnan(), calibration.label == 3)
-    assert not wild_tau.isnan().any()
-
-
-def test_wild_samples_of_other_classes_count_only_in_class_agnostic_scores(sources: Sources) -> None:
-    wild, _, id_train = sources(60)
-    without, is_other = wild[wild.label != 1], wild.label != 1
-    tau, alone = (class_conditional_scores(x, [x], id_train, CLASSES, n_vectors=1)[0] for x in (wild, without))
-    torch.testing.assert_close(tau[is_other], alone)
-    reference = reference_gradients(id_train, N_CLASSES, class_conditional=True)
-    tau, alone = (class_agnostic_scores(x, [x], reference, n_vectors=1)[0] for x in (wild, without))
-    assert not torch.allclose(tau[is_other], alone)
-
-
-def test_several_vectors_average_squares_so_that_signs_cannot_cancel(random_factors: Make) -> None:
-    factors = random_factors(6, N_CLASSES, N_FEATURES)
-    G = CentredGradients(factors, torch.zeros(1, N_CLASSES, N_FEATURES, dtype=torch.float64))
-    v = torch.randn(1, N_CLASSES, N_FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    projection = factors.dense() @ v.flatten()
-    for V, expected in ((torch.cat([v, -v]), projection**2), (v, projection**2 / 2), (v[:0], 0 * projection)):
-        torch.testing.assert_close(outlier_scores(G, V, n_vectors=2), expected)
-
-
 def test_references_are_the_mean_of_each_class_or_of_all(sources: Sources) -> None:
     _, _, id_train = sources(1)
     found = reference_gradients(id_train, N_CLASSES, class_conditional=True)
@@ -281,17 +213,6 @@ def n_candidates(calibration: Tensor, wild: Tensor, quantile: float) -> int:
 def works(calibration: Tensor, wild: Tensor, quantile: float) -> bool:
     """Whether there are candidates, but not only candidates."""
     return 0 < n_candidates(calibration, wild, quantile) < len(wild)
-
-
-@given(calibration=SCORES, quantile=QUANTILES, seed=st.integers(0, 100))
-def test_the_threshold_is_the_smallest_score_with_the_share_at_or_below_it(
-    calibration: Tensor, quantile: float, seed: int
-) -> None:
-    """In exact arithmetic on the decimal fraction, because 0.55 · 20 is not 11 in floating point; in any order."""
-    share = Fraction(round(quantile * 10_000), 10_000)
-    enough = [x for x in calibration.tolist() if (calibration <= x).sum().item() >= share * len(calibration)]
-    order = torch.randperm(len(calibration), generator=torch.Generator().manual_seed(seed))
-    assert score_threshold(calibration, quantile) == score_threshold(calibration[order], quantile) == min(enough)
 
 
 @given(calibration=SCORES, wild=SCORES)
@@ -355,23 +276,6 @@ def test_separation_errors_are_shares_of_each_side(truth: list[tuple[bool, bool]
     assert (found.err_in, found.err_out) == pytest.approx((expected_in, expected_out), nan_ok=True)
 
 
-def assert_promised(errors: list[float], quantile: float, n: int) -> None:
-    """Of n exchangeable scores and one more, the new one is above the r-th smallest with probability 1 − r/(n + 1)."""
-    standard_error = np.std(errors) / math.sqrt(len(errors))
-    assert standard_error < 0.005
-    assert np.mean(errors) == pytest.approx(1 - math.ceil(quantile * n) / (n + 1), abs=4 * standard_error)
-
-
-@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.95])
-def test_err_in_is_what_the_quantile_promises_for_exchangeable_scores(quantile: float) -> None:
-    n, n_wild, rng, errors = 99, 400, np.random.default_rng(0), []
-    for _ in range(400):
-        scores = torch.from_numpy(rng.exponential(size=n + n_wild))
-        is_candidate = scores[n:] > score_threshold(scores[:n], quantile)
-        errors.append(separation_errors(is_candidate, torch.zeros(n_wild, dtype=torch.bool)).err_in)
-    assert_promised(errors, quantile, n)
-
-
 def test_err_in_is_what_the_quantile_promises_for_scores_on_the_singular_vectors_of_the_wild_data(
     random_factors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,17 +285,22 @@ def test_err_in_is_what_the_quantile_promises_for_scores_on_the_singular_vectors
     themselves are no longer exchangeable with those that cannot.
     """
     monkeypatch.setattr(spectrum, "SMALL_SIDE", 10)  # K·D is 6: the quick way
-    n, n_wild_id, quantile = 99, 300, 0.9
+    n, n_wild_id = 99, 300
     pool, id_train = random_factors(n + n_wild_id, 2, 3, seed=1), random_factors(50, 2, 3, seed=2)
     outliers = random_factors(60, 2, 3, seed=3)
     joined = [torch.cat(pair) for pair in zip(vars(pool).values(), vars(outliers).values(), strict=True)]
     everything = Factors(*joined)
     everything.feature[len(pool) :] *= 10
-    rng, errors = torch.Generator().manual_seed(0), []
-    for _ in range(100):
+    rng, errors = torch.Generator().manual_seed(0), {0.5: [], 0.9: []}
+    for _ in range(200):
         order = torch.randperm(len(pool), generator=rng)
         wild = everything[torch.cat([order[n:], torch.arange(len(pool), len(everything))])]
         wild_tau, tau = class_conditional_scores(wild, [wild, pool[order[:n]]], id_train, range(2), n_vectors=1)
         is_ood = torch.arange(len(wild)) >= n_wild_id
-        errors.append(separation_errors(wild_tau > score_threshold(tau, quantile), is_ood).err_in)
-    assert_promised(errors, quantile, n)
+        for quantile, found in errors.items():
+            found.append(separation_errors(wild_tau > score_threshold(tau, quantile), is_ood).err_in)
+    # of n exchangeable scores and one more, the new one is above the r-th smallest with probability 1 − r/(n + 1)
+    for quantile, found in errors.items():
+        standard_error = np.std(found) / math.sqrt(len(found))
+        assert standard_error < 0.005
+        assert np.mean(found) == pytest.approx(1 - math.ceil(quantile * n) / (n + 1), abs=4 * standard_error)

@@ -159,23 +159,3 @@ def test_a_file_gives_the_same_gradients_as_memory_whatever_the_chunk(
                 assert_same(in_memory(own), slow[label == k])
                 assert_same(in_memory(own.of_class(k).between(slice(1, None))), slow[label == k][1:])
                 assert len(own.of_class((k + 1) % 4)) == 0
-
-
-def test_a_class_without_samples_is_an_empty_source(
-    random_representation: Callable[..., Representation], stored: Callable[..., RepresentationFile]
-) -> None:
-    x = random_representation(10, 3, 2)
-    for source in (x, stored(x, 4)):
-        nothing = Gradients(source, x.label).of_class(5)
-        assert len(nothing) == sum(map(len, nothing.chunks())) == 0
-
-
-def test_few_samples_of_a_file_are_computed_once(
-    random_representation: Callable[..., Representation], stored: Callable[..., RepresentationFile]
-) -> None:
-    """A class or a part that fits in one chunk is in memory from then on."""
-    x = random_representation(40, 4, 3)
-    file = Gradients(stored(x, 20), x.label)
-    assert isinstance(file.of_class(1), Factors)
-    assert isinstance(file.between(slice(20)), Factors)
-    assert isinstance(file.between(slice(21)), Gradients)

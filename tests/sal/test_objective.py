@@ -45,12 +45,6 @@ def test_a_step_down_makes_id_logits_larger_and_outlier_logits_smaller(
     torch.testing.assert_close(outlier_logit.grad, torch.sigmoid(double(outlier_logits)) / (2 * len(outlier_logits)))
 
 
-def test_with_sides_of_one_size_the_risk_is_the_usual_binary_cross_entropy() -> None:
-    logits = double([3.0, -1.0, 0.5, 2.0])
-    usual = torch.nn.functional.binary_cross_entropy_with_logits(logits, double([1, 1, 0, 0]))
-    torch.testing.assert_close(binary_sigmoid_risk(logits[:2], logits[2:]), usual)
-
-
 def test_extreme_logits_stay_finite_and_are_worth_their_size() -> None:
     wrong = binary_sigmoid_risk(torch.tensor([-1e4]), torch.tensor([1e4]))
     right = binary_sigmoid_risk(torch.tensor([1e4]), torch.tensor([-1e4]))

@@ -1,4 +1,4 @@
-"""What wild data tell without labels: the excess, its bootstrap, the choice between scores, and the share π."""
+"""What wild data tell without labels: the excess, its bootstrap, normal quantiles, the verdict, and the share π."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from salcli.sal.filter import score_threshold
+from salcli.sal.filter import discoveries_threshold, score_threshold
+from salcli.sal.metrics import p_values
 from salcli.sal.unlabeled import (
+    QUANTILES,
+    NormalQuantiles,
     best_bin,
-    chosen_score,
+    drift_of,
     estimated_share,
-    excess,
+    partial_excess,
     resampled_excess,
-    wins_over_first,
+    verdict,
 )
 
-QUANTILES = st.sampled_from([0.05, 0.5, 0.8, 0.9, 0.95, 0.99])
+
+def normal(seed: int, n: int, mean: float = 0.0) -> Tensor:
+    return mean + torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @st.composite
@@ -34,122 +39,127 @@ def several_scores(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(calibration), torch.from_numpy(wild)
 
 
-def slow_excess(calibration: list[float], wild: list[float], quantile: float) -> float:
+def slow_excess(calibration: list[float], wild: list[float]) -> float:
     """Word by word."""
-    defined = sorted(value for value in calibration if not math.isnan(value))
+    defined, found = sorted(value for value in calibration if not math.isnan(value)), []
     if not defined:
         return 0.0
-    threshold = defined[max(1, math.ceil(quantile * len(defined) - 1e-9)) - 1]
-    above = [sum(value > threshold for value in values) / len(values) for values in (wild, defined)]
-    return above[0] - above[1]
+    for quantile in QUANTILES.tolist():
+        threshold = defined[max(1, math.ceil(quantile * len(defined) - 1e-9)) - 1]
+        above = [sum(value > threshold for value in values) / len(values) for values in (wild, defined)]
+        found.append(above[0] - above[1])
+    return sum(found) / len(found)
 
 
-@given(several_scores(), QUANTILES)
-def test_the_excess_is_its_definition(scores: tuple[Tensor, Tensor], quantile: float) -> None:
-    for calibration, wild in zip(*scores, strict=True):
-        expected = slow_excess(calibration.tolist(), wild.tolist(), quantile)
-        assert excess(calibration, wild, quantile) == pytest.approx(expected, abs=1e-12)
-
-
-@given(several_scores(), QUANTILES, st.integers(0, 99))
+@given(several_scores(), st.integers(0, 99))
 @settings(max_examples=60)
-def test_the_bootstrap_is_a_loop_over_resamples(scores: tuple[Tensor, Tensor], quantile: float, seed: int) -> None:
+def test_the_excess_is_its_definition_and_the_bootstrap_a_loop_over_resamples(
+    scores: tuple[Tensor, Tensor], seed: int
+) -> None:
     """The same draws, of whole samples that are sorted again each time."""
     calibration, wild = scores
-    found = resampled_excess(calibration, wild, quantile, np.random.default_rng(seed), n_resamples=7)
+    for own, other in zip(calibration, wild, strict=True):
+        assert partial_excess(own, other) == pytest.approx(slow_excess(own.tolist(), other.tolist()), abs=1e-12)
+    found = resampled_excess(calibration, wild, np.random.default_rng(seed), n_resamples=3)
     rng, n, m = np.random.default_rng(seed), calibration.shape[1], wild.shape[1]
     for resample in found:
-        own, other = rng.integers(n, size=n), rng.integers(m, size=m)
+        rows, columns = rng.integers(n, size=n), rng.integers(m, size=m)
         expected = [
-            slow_excess([row[i] for i in own], [line[i] for i in other], quantile)
+            slow_excess([row[i] for i in rows], [line[i] for i in columns])
             for row, line in zip(calibration.tolist(), wild.tolist(), strict=True)
         ]
         assert resample.tolist() == pytest.approx(expected, abs=1e-12)
 
 
-@given(several_scores(), QUANTILES)
-def test_only_the_order_of_scores_counts(scores: tuple[Tensor, Tensor], quantile: float) -> None:
-    calibration, wild = scores
-    stretched = [torch.exp(one) * 3 - 100 for one in scores]
-    for row in range(len(wild)):
-        expected = excess(calibration[row], wild[row], quantile)
-        assert excess(stretched[0][row], stretched[1][row], quantile) == pytest.approx(expected)
-    same = [resampled_excess(*pair, quantile, np.random.default_rng(0), 3) for pair in (scores, stretched)]
-    torch.testing.assert_close(same[0], same[1])
-
-
-@given(several_scores(), QUANTILES)
-def test_a_score_never_beats_itself(scores: tuple[Tensor, Tensor], quantile: float) -> None:
-    calibration, wild = (one[:1].repeat(3, 1) for one in scores)
-    resampled = resampled_excess(calibration, wild, quantile, np.random.default_rng(0), 5)
-    assert wins_over_first(resampled).tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("pi", [0.0, 0.3])
-@pytest.mark.parametrize("shift", [2.0, 6.0])
+@pytest.mark.parametrize(("pi", "shift"), [(0.0, 2.0), (0.3, 2.0), (0.3, 6.0)])
 def test_in_a_known_mixture_the_excess_is_pi_less_the_errors(pi: float, shift: float) -> None:
     """π · (1 − ERR_out − ERR_in), and the bootstrap's spread is that of new samples."""
-    n, m, quantile, found = 2000, 4000, 0.95, []
+    n, m, at, found = 2000, 4000, torch.tensor([0.95]).double(), []
     for seed in range(60):
         rng = np.random.default_rng(seed)
-        calibration, wild = rng.normal(size=n), rng.normal(size=m)
+        calibration, wild = torch.from_numpy(rng.normal(size=n)), rng.normal(size=m)
         wild[rng.random(m) < pi] += shift
-        found.append(excess(torch.from_numpy(calibration), torch.from_numpy(wild), quantile))
+        found.append(partial_excess(calibration, torch.from_numpy(wild), at))
     missed = 0.5 * math.erfc(-(1.6448536 - shift) / math.sqrt(2))  # Φ(T − shift)
     assert np.mean(found) == pytest.approx(pi * (0.95 - missed), abs=4 * np.std(found) / math.sqrt(60) + 1e-3)
-    own = resampled_excess(
-        torch.from_numpy(calibration)[None], torch.from_numpy(wild)[None], quantile, np.random.default_rng(0)
-    )
+    own = resampled_excess(calibration[None], torch.from_numpy(wild)[None], np.random.default_rng(0), 200, quantiles=at)
     assert float(own.std()) == pytest.approx(np.std(found), rel=0.4)
 
 
-def of_two(rng: np.random.Generator, shift: float) -> tuple[Tensor, Tensor]:
-    """One score that is worth little, and one that moves a tenth of the wild data by `shift`."""
-    calibration, wild = rng.normal(size=(2, 400)), rng.normal(size=(2, 1000))
-    wild[:, :100] += np.array([[1.0], [shift]])
-    return torch.from_numpy(calibration), torch.from_numpy(wild)
+# --- normal quantiles
 
 
-def choice(calibration: Tensor, wild: Tensor) -> int:
-    observed = torch.tensor([excess(*pair, 0.95) for pair in zip(calibration, wild, strict=True)], dtype=torch.float64)
-    wins = wins_over_first(resampled_excess(calibration, wild, 0.95, np.random.default_rng(0), 100))
-    return chosen_score(observed, wins, torch.tensor([True, True]))
+@given(several_scores())
+def test_normal_quantiles_keep_the_order_and_have_the_middle_rank_of_ties(scores: tuple[Tensor, Tensor]) -> None:
+    calibration, wild = scores[0][0].nan_to_num(4.0), scores[1][0] * 3 - 8  # also far outside
+    transform = NormalQuantiles.fit(calibration)
+    both = torch.cat([calibration, wild])
+    mapped = transform(both)
+    assert mapped.isfinite().all()
+    larger = both[:, None] > both[None, :]
+    assert (mapped[:, None] > mapped[None, :])[larger].all()
+    for value, own in zip(calibration.tolist(), transform(calibration).tolist(), strict=True):
+        middle = float((calibration < value).sum() + (calibration == value).sum() / 2) / len(calibration)
+        assert own == pytest.approx(float(torch.special.ndtri(torch.tensor(middle, dtype=torch.float64))), abs=1e-9)
 
 
-def test_a_score_that_is_far_better_is_chosen_and_one_that_is_as_good_is_not() -> None:
-    rng = np.random.default_rng(0)
-    assert sum(choice(*of_two(rng, 5.0)) for _ in range(8)) >= 7
-    assert sum(choice(*of_two(rng, 1.0)) for _ in range(8)) <= 2
-    assert sum(choice(*of_two(rng, 0.0)) for _ in range(8)) == 0
+# --- thresholds, verdict, drift
 
 
-def test_the_rule_word_by_word() -> None:
-    """The first stays unless a usable one wins often enough; then the largest excess, then the first in order."""
-
-    def chosen(observed: list[float], wins: list[float], usable: list[bool]) -> int:
-        as_floats = [torch.tensor(values, dtype=torch.float64) for values in (observed, wins)]
-        return chosen_score(*as_floats, torch.tensor(usable))
-
-    everything = [True] * 4
-    assert chosen([0.1, 0.9, 0.9, 0.9], [0, 0.94, 0.94, 0.94], everything) == 0
-    assert chosen([0.1, 0.2, 0.4, 0.3], [0, 0.95, 0.95, 1], everything) == 2
-    assert chosen([0.1, 0.2, 0.4, 0.3], [0, 0.95, 0.95, 1], [True, True, False, True]) == 3
-    assert chosen([0.1, 0.2, 0.4, 0.4], [0, 1, 1, 1], everything) == 2
-    assert chosen([-0.1, 0.2, 0.4, 0.4], [1, 0, 0, 0], [False] * 4) == 0
+@given(several_scores(), st.sampled_from([0.05, 0.3, 0.7]))
+def test_discoveries_are_those_of_benjamini_and_hochberg(scores: tuple[Tensor, Tensor], fdr: float) -> None:
+    calibration, wild = scores[0][0].nan_to_num(4.0), scores[1][0]
+    p = p_values(np.sort(-calibration.numpy()), -wild.numpy())
+    ranked = np.sort(p)
+    passed = np.flatnonzero(ranked <= fdr * np.arange(1, len(p) + 1) / len(p) + 1e-12)
+    expected = p <= ranked[passed[-1]] if len(passed) else np.zeros(len(p), bool)
+    threshold = discoveries_threshold(calibration, wild, fdr)
+    found = (wild > threshold).numpy() if threshold is not None else np.zeros(len(p), bool)
+    np.testing.assert_array_equal(found, expected)
 
 
-def test_the_threshold_of_a_resample_without_repetition_is_the_filters() -> None:
-    """A resample of one sample is that sample."""
-    calibration, wild = torch.tensor([[2.0]]).double(), torch.tensor([[3.0]]).double()
-    assert score_threshold(calibration[0], 0.95) == 2.0
-    assert resampled_excess(calibration, wild, 0.95, np.random.default_rng(0), 3).flatten().tolist() == [1.0] * 3
+@pytest.mark.parametrize("pi", [0.0, 0.2])
+def test_of_discoveries_at_most_the_share_is_false(pi: float) -> None:
+    shares = []
+    for seed in range(200):
+        n_ood = int(pi * 500)
+        wild = torch.cat([normal(seed, 500 - n_ood), normal(seed + 1000, n_ood, 4.0)])
+        threshold = discoveries_threshold(normal(seed + 2000, 300), wild, 0.2)
+        is_found = wild > (math.inf if threshold is None else threshold)
+        shares.append(float(is_found[: 500 - n_ood].sum()) / max(1, int(is_found.sum())))
+    assert np.mean(shares) <= 0.2 + 3 * np.std(shares) / math.sqrt(200)
+
+
+@pytest.mark.parametrize(("n_ood", "shift", "n_drift"), [(0, 0.0, 0), (300, 3.0, 0), (0, 0.0, 2700)])
+def test_the_verdict_tells_nothing_from_outliers_and_outliers_from_drift(
+    n_ood: int, shift: float, n_drift: int
+) -> None:
+    covered, drifted, found, off = [], [], [], [0.0]
+    for seed in range(40):
+        calibration = normal(seed, 1000)
+        wild = torch.cat([normal(seed + 100, 2700), normal(seed + 200, n_ood, shift)])
+        wild[:n_drift] += 0.8
+        threshold = score_threshold(calibration, 0.95)
+        own = verdict(calibration, wild, threshold)
+        is_found = wild > threshold
+        above = 0.05 * n_ood  # so many of the outliers would have been above T as ID samples
+        covered.append(abs(own.beyond - (float(is_found[2700:].sum()) - above)) <= own.margin)
+        drifted.append(own.looks_like_drift)
+        found.append(own.found_something)
+        if n_ood:
+            off.append(own.precision - float(is_found[2700:].sum() / is_found.sum()))
+    assert np.mean(drifted) >= 0.9 if n_drift else not any(drifted)
+    assert abs(np.mean(off)) < 0.03
+    if not n_drift:
+        assert np.mean(covered) >= 0.9
+        assert all(found) if n_ood else np.mean(found) <= 0.1
+
+
+def test_scores_that_do_not_overlap_are_drift() -> None:
+    assert drift_of(normal(0, 50), normal(1, 50, 100.0)) == math.inf
 
 
 # --- π
-
-
-def normal(seed: int, n: int, mean: float = 0.0) -> Tensor:
-    return mean + torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 30))

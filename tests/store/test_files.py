@@ -15,6 +15,7 @@ import torch
 from helpers.cli import files
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from salcli.errors import BadArtifactError, StorageError
 from salcli.store.files import (
@@ -40,34 +41,20 @@ from salcli.store.files import (
 MADE_BY = "salcli make-it --seed 3"
 
 
-def refused(path: Path, kind: str | None = None) -> str:
-    """The one message about a file that cannot be used: which file, what is wrong, how to make it again."""
-    with pytest.raises(BadArtifactError) as caught:
-        read_header(Found(path, MADE_BY), kind)
-    message = str(caught.value)
-    assert message.startswith(str(path))
-    assert message.endswith(f"; make it again: {MADE_BY}")
-    return message
-
-
 # --- whole or not at all
 
 
-def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "down" / "file.txt"
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_file_appears_when_it_is_whole_and_a_failure_leaves_the_old_one(
+    tmp_path: Path, failure: type[BaseException]
+) -> None:
+    path = tmp_path / "deep" / "file.h5"
     with atomic_path(path) as partial:
         partial.write_text("whole")
         assert not path.exists()
         assert partial.parent == path.parent  # or the rename would not be atomic
-        assert partial.name.startswith(".")
-    assert files(tmp_path) == {"deep/down/file.txt": b"whole"}
-
-
-@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, failure: type[BaseException]) -> None:
-    path = tmp_path / "file.h5"
-    write_arrays(path, "kind", {"a": np.arange(5)}, {})
     before = files(tmp_path)
+    assert before == {"deep/file.h5": b"whole"}
 
     def fail() -> None:
         with creating(path, "kind", {}) as file:
@@ -77,18 +64,6 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, failure:
     with pytest.raises(failure):
         fail()
     assert files(tmp_path) == before
-
-
-def test_a_partial_file_of_a_killed_run_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / ".file.txt.partial").write_text("left behind by a killed process, and longer than the new text")
-    write_text(tmp_path / "file.txt", "new")
-    assert files(tmp_path) == {"file.txt": b"new"}
-
-
-def test_a_path_that_cannot_be_written_is_named_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "folder").write_text("a file")
-    with pytest.raises(StorageError, match=r"folder/file.txt cannot be written: (Not a directory|File exists); fix"):
-        write_text(tmp_path / "folder" / "file.txt", "text")
 
 
 @contextmanager
@@ -125,7 +100,7 @@ def test_a_file_that_does_not_fit_is_not_written(tmp_path: Path, writer: str) ->
 # --- the same bytes
 
 
-def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_content_comes_back_as_it_was_and_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
     """Also a second later, and in whatever order the header is."""
 
     def write(folder: Path, order: int) -> dict[str, bytes]:
@@ -133,104 +108,60 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
         shared = torch.arange(6.0).reshape(2, 3)
         write_arrays(folder / "arrays.h5", "kind", {"x": np.arange(9), "group/y": np.eye(3)}, about)
         write_tensors(folder / "tensors", Header("kind", about, about), {"t": shared.T, "u": shared})
-        write_csv(folder / "curve.csv", [{"x": 0.1, "y": "z"}])
+        write_csv(folder / "curve.csv", [{"x": 1 / 3, "y": "a,b"}])
         write_json(folder / "facts.json", {"π": 0.1})
         return files(folder)
 
     first = write(tmp_path / "first", 1)
+    found = read_arrays(Found(tmp_path / "first" / "arrays.h5"), "kind")
+    np.testing.assert_array_equal(found["group/y"], np.eye(3), strict=True)
+    assert torch.equal(read_tensors(Found(tmp_path / "first" / "tensors"))["t"], torch.arange(6.0).reshape(2, 3).T)
+    assert first["curve.csv"] == b'x,y\n0.333333,"a,b"\n'
     time.sleep(1.1)  # HDF5 counts its timestamps in seconds
     assert write(tmp_path / "second", -1) == first
-
-
-def test_arrays_tensors_and_tables_are_read_as_they_were_written(tmp_path: Path) -> None:
-    arrays = {"x": np.arange(9), "group/y": np.eye(3, dtype=np.float32)}
-    write_arrays(tmp_path / "a", "kind", arrays, {"n": 3})
-    found = read_arrays(Found(tmp_path / "a"), "kind")
-    assert found.keys() == arrays.keys()
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array, strict=True)
-    tensor = torch.randn(3, 4)
-    write_tensors(tmp_path / "t", Header("kind", {"n": 3}, {"width": 2}), {"t": tensor.T})
-    assert torch.equal(read_tensors(Found(tmp_path / "t"))["t"], tensor.T)
-    write_csv(tmp_path / "c", [{"x": 1 / 3, "name": "a,b"}], fieldnames=("name", "x"))
-    assert (tmp_path / "c").read_text() == 'name,x\n"a,b",0.333333\n'
 
 
 # --- headers
 
 
-@pytest.mark.parametrize("name", ["file.h5", "file.safetensors", "model.bin", "file"])
-def test_a_header_is_read_from_a_file_of_any_name(tmp_path: Path, name: str) -> None:
-    """What the file is shows in its content."""
-    header = Header("kind", {"seed": 3, "nested": {"a": [1, None]}})
-    write_arrays(tmp_path / name, "kind", {"x": np.zeros(2)}, header.about)
-    assert read_header(Found(tmp_path / name), "kind") == header
-    write_tensors(tmp_path / name, header, {"x": torch.zeros(2)})
-    assert read_header(Found(tmp_path / name), "kind") == header
-
-
-def set_attribute(name: str, value: object) -> Any:
-    return lambda file: file.attrs.__setitem__(name, value)
-
-
+@pytest.mark.parametrize("storage", ["HDF5", "safetensors"])
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "value", "message"),
     [
-        (set_attribute("kind", "other"), "is a file of kind other, not kind"),
-        (set_attribute("schema", SCHEMA + 1), f"has schema {SCHEMA + 1}, this salcli reads {SCHEMA}"),
-        (set_attribute("schema", "new"), "is damaged or not a file of salcli"),
-        (set_attribute("about", "no JSON"), "is damaged or not a file of salcli"),
-        (set_attribute("about", "[]"), "is damaged or not a file of salcli"),
-        (lambda file: file.attrs.__delitem__("about"), "is damaged or not a file of salcli"),
-        (lambda file: file.attrs.clear(), "is damaged or not a file of salcli"),
+        ("kind", "other", "is a file of kind other, not kind"),
+        ("schema", SCHEMA + 1, f"has schema {SCHEMA + 1}, this salcli reads {SCHEMA}"),
+        ("about", [], "is damaged or not a file of salcli"),
+        (None, None, "is damaged or not a file of salcli"),
     ],
 )
-def test_an_hdf5_file_with_another_header_is_refused(tmp_path: Path, change: Any, message: str) -> None:
-    path = tmp_path / "file.h5"
-    write_arrays(path, "kind", {"x": np.zeros(2)}, {})
-    with h5py.File(path, "r+") as file:
-        change(file)
-    assert message in refused(path, "kind")
-    with pytest.raises(BadArtifactError), reading(Found(path), "kind"):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        (None, "is damaged or not a file of salcli"),
-        ({"format": "pt"}, "is damaged or not a file of salcli"),
-        ({"salcli": "[]"}, "is damaged or not a file of salcli"),
-        ({"salcli": '{"kind": "kind", "about": []}'}, "is damaged or not a file of salcli"),
-        ({"salcli": '{"kind": "kind", "spec": 3}'}, "is damaged or not a file of salcli"),
-        ({"salcli": '{"kind": "kind", "author": "x"}'}, "is damaged or not a file of salcli"),
-        ({"salcli": '{"kind": "other"}'}, "is a file of kind other, not kind"),
-        ({"salcli": '{"kind": "kind", "schema": 1}'}, f"has schema 1, this salcli reads {SCHEMA}"),
-    ],
-)
-def test_a_safetensors_file_with_another_header_is_refused(
-    tmp_path: Path, metadata: dict[str, str] | None, message: str
+def test_a_file_with_another_header_is_refused(
+    tmp_path: Path, storage: str, name: str | None, value: object, message: str
 ) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"x": torch.zeros(2)}, tmp_path / "file", metadata=metadata)
-    assert message in refused(tmp_path / "file", "kind")
+    """One message: which file, what is wrong, how to make it again."""
+    path = tmp_path / "file"
+    if storage == "HDF5":
+        write_arrays(path, "kind", {"x": np.zeros(2)}, {})
+        with h5py.File(path, "r+") as file:
+            file.attrs.update({name: str(value)}) if name else file.attrs.clear()
+    else:
+        header = {"kind": "kind", name: value} if name else {}
+        save_file({"x": torch.zeros(2)}, path, metadata={"salcli": json.dumps(header)})
+    with pytest.raises(BadArtifactError) as caught:
+        read_header(Found(path, MADE_BY), "kind")
+    assert str(caught.value).startswith(f"{path} {message}")
+    assert str(caught.value).endswith(f"; make it again: {MADE_BY}")
 
 
 def test_an_error_inside_the_reading_block_means_that_the_file_is_damaged(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "file.h5", "kind", {}, {})
-    with (
-        pytest.raises(BadArtifactError, match=rf"is damaged .*; make it again: {MADE_BY}"),
-        reading(Found(tmp_path / "file.h5", MADE_BY), "kind") as file,
-    ):
+    found = Found(tmp_path / "file", MADE_BY)
+    write_arrays(found.path, "kind", {"x/y": np.zeros(3)}, {})
+    with pytest.raises(BadArtifactError, match=f"is damaged .*: {MADE_BY}"), reading(found, "kind") as file:
         file["absent"]
-    write_json(tmp_path / "file.json", {"a": 1})
-    for mistake in (lambda content: content["b"], lambda content: content["a"]["b"], lambda content: content.a):
-        with (
-            pytest.raises(BadArtifactError, match="is damaged"),
-            reading_json(Found(tmp_path / "file.json")) as content,
-        ):
-            mistake(content)
+    with pytest.raises(BadArtifactError, match="its x are a group"), reading(found, "kind") as file:
+        StoredArray.of(found.path, file["x"])
+    write_json(found.path, {"a": 1})
+    with pytest.raises(BadArtifactError, match="is damaged"), reading_json(found) as content:
+        content["a"]["b"]
 
 
 @given(share=st.floats(0, 0.999))
@@ -252,47 +183,28 @@ def stored(path: Path, content: np.ndarray, **options: Any) -> np.ndarray:
         return StoredArray.of(path, file["x"]).open()
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
-def test_a_contiguous_array_is_a_read_only_map_that_outlives_the_open_file(tmp_path: Path, dtype: type) -> None:
-    content = np.arange(24).reshape(4, 3, 2).astype(dtype)
-    found = stored(tmp_path / "file.h5", content)
-    assert isinstance(found, np.memmap)
-    assert not found.flags.writeable
-    np.testing.assert_array_equal(found, content, strict=True)
-
-
 @pytest.mark.parametrize(
-    ("content", "options"),
+    ("content", "options", "is_mapped"),
     [
-        (np.arange(24).reshape(4, 6), {"chunks": (1, 6), "maxshape": (None, 6)}),
-        (np.arange(24).reshape(4, 6), {"compression": "gzip"}),
-        (np.arange(24).astype(">i4"), {}),
-        (np.zeros((0, 3, 4, 4), np.uint8), {}),
+        (np.arange(24, dtype=np.float32).reshape(4, 3, 2), {}, True),
+        (np.arange(24).reshape(4, 6), {"chunks": (1, 6), "maxshape": (None, 6)}, False),
+        (np.arange(24).astype(">i4"), {}, False),
+        (np.zeros((0, 3, 4, 4), np.uint8), {}, False),
     ],
-    ids=["chunked", "compressed", "byte order", "empty"],
+    ids=["contiguous", "chunked", "byte order", "empty"],
 )
-def test_an_array_that_cannot_be_mapped_is_read(tmp_path: Path, content: np.ndarray, options: dict[str, Any]) -> None:
+def test_a_contiguous_array_is_a_map_that_outlives_the_open_file_and_any_other_is_read(
+    tmp_path: Path, content: np.ndarray, options: dict[str, Any], is_mapped: bool
+) -> None:
     found = stored(tmp_path / "file.h5", content, **options)
-    assert not isinstance(found, np.memmap)
+    assert isinstance(found, np.memmap) == is_mapped
     assert not found.flags.writeable
     np.testing.assert_array_equal(found, content)
 
 
-def test_a_group_in_place_of_an_array_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file.h5"
-    write_arrays(path, "kind", {"x/y": np.zeros(3)}, {})
-    with pytest.raises(BadArtifactError, match="its x are a group"), reading(Found(path), "kind") as file:
-        StoredArray.of(path, file["x"])
-
-
-# --- fingerprints
-
-
 def test_a_fingerprint_follows_the_content_alone(tmp_path: Path) -> None:
-    write_text(tmp_path / "one", "content")
-    write_text(tmp_path / "two", "content")
-    first = fingerprint(tmp_path / "one")
-    assert first == fingerprint(tmp_path / "two")
-    write_text(tmp_path / "two", "other")
-    assert fingerprint(tmp_path / "two") not in (first, "")
+    for name, text in (("one", "content"), ("two", "content"), ("three", "other")):
+        write_text(tmp_path / name, text)
+    one, two, three = (fingerprint(tmp_path / name) for name in ("one", "two", "three"))
+    assert one == two != three
     assert fingerprint(tmp_path / "nowhere") == fingerprint(tmp_path) == ""

@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from helpers.cli import files
 
 from salcli.cli.app import app
 from salcli.errors import BadArtifactError, MissingArtifactError
-from salcli.store.files import write_arrays, write_text
+from salcli.store.files import write_arrays
 from salcli.store.layout import DETECTOR, Artifact, Experiment, Workspace, prepared_set, unseen_set
 
 EXPERIMENT = Experiment(3, "digits-8-9", 0.1, "sal-2")
@@ -73,15 +72,8 @@ def test_every_artifact_has_a_path_of_its_own() -> None:
     others = [Experiment(4, "digits-8-9", 0.1), Experiment(3, "svhn", 0.1), Experiment(3, "digits-8-9", 1)]
     assert len({one.network("sal").path for one in (EXPERIMENT, *others)}) == 4
     assert EXPERIMENT.with_variant("sal").candidates.path != EXPERIMENT.candidates.path
-
-
-def test_an_experiment_is_named_by_what_tells_it_apart() -> None:
     assert str(EXPERIMENT) == "digits-8-9, π 0.1, sal-2, seed 3"
-    assert str(Experiment(0)) == "seed 0"
-    assert str(Experiment(0, "own")) == "own, seed 0"
     assert Experiment(0, "own").detector.path == f"runs/0/own/pi-unknown/sal/{DETECTOR}"
-    states = [Experiment(0).resume_state("train-id"), EXPERIMENT.resume_state("train-woods")]
-    assert [Path(one.path).name for one in states] == ["train-id-0.pt", "train-woods-digits-8-9-pi-0.1-3.pt"]
 
 
 @pytest.mark.parametrize("name", ARTIFACTS)
@@ -93,24 +85,14 @@ def test_the_command_that_makes_an_artifact_is_one_that_salcli_takes(name: str) 
     parser.make_context(command, [*arguments, "--scratch"])  # what Workspace.find adds
 
 
-@pytest.mark.parametrize("name", ARTIFACTS)
-def test_a_missing_file_is_named_with_the_command_that_makes_it(project: Workspace, name: str) -> None:
-    artifact = ARTIFACTS[name]
-    assert project.has(artifact)
-    (project.root / artifact.path).unlink()
-    assert not project.has(artifact)
+def test_a_missing_file_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    artifact = ARTIFACTS["candidates"]
     with pytest.raises(MissingArtifactError) as caught:
-        project.find(artifact)
+        Workspace(tmp_path).find(artifact)
     assert str(caught.value) == f"{artifact.path} does not exist yet; make it with: {artifact.made_by}"
 
 
 # --- lineage
-
-
-def test_every_kind_of_root_is_one_of_split_wild_set_and_classifier() -> None:
-    roots = {root.path for _, root in EDGES}
-    assert roots == {EXPERIMENT.split.path, EXPERIMENT.classifier.path, EXPERIMENT.wild.path}
-    assert {"ID train", "wild representation", "network", "candidates", "truth", "encoder"} <= WITH_ROOTS.keys()
 
 
 @pytest.mark.parametrize(("name", "root"), EDGES, ids=lambda value: value if isinstance(value, str) else value.name)
@@ -118,12 +100,9 @@ def test_a_file_made_with_another_root_is_refused(project: Workspace, name: str,
     artifact = ARTIFACTS[name]
     assert project.find(artifact).path == project.root / artifact.path
     write(project, root, content=1)
-    with pytest.raises(BadArtifactError) as caught:
+    reason = rf"{artifact.path} was made with another {Path(root.path).name} \(.*; run dvc repro, or {artifact.made_by}"
+    with pytest.raises(BadArtifactError, match=reason):
         project.find(artifact)
-    assert str(caught.value).startswith(
-        f"{project.root / artifact.path} was made with another {Path(root.path).name} ("
-    )
-    assert str(caught.value).endswith(f"; run dvc repro, or {artifact.made_by}")
     for one in sorted({*artifact.roots, artifact} - {root}, key=_depth):
         write(project, one)
     assert project.find(artifact).path == project.root / artifact.path
@@ -137,35 +116,20 @@ def test_a_root_that_is_out_of_date_itself_is_refused(project: Workspace, name: 
         project.find(ARTIFACTS[name])
 
 
-def test_a_file_that_does_not_say_what_it_was_made_with_is_refused(project: Workspace) -> None:
-    artifact = ARTIFACTS["candidates"]
-    write_arrays(project.target(artifact), "kind", {}, {})
-    with pytest.raises(BadArtifactError, match=r"was made with another classifier.safetensors \(None\)"):
-        project.find(artifact)
-
-
 # --- scratch
-
-
-def change_nothing(workspace: Workspace, action: Callable[[], object]) -> None:
-    before = {path: content for path, content in files(workspace.root).items() if not path.startswith("scratch/")}
-    action()
-    after = {path: content for path, content in files(workspace.root).items() if not path.startswith("scratch/")}
-    assert after == before
 
 
 def test_a_scratch_run_writes_below_scratch_and_reads_from_there_first(project: Workspace) -> None:
     scratch, artifact = Workspace(project.root, scratch=True), ARTIFACTS["candidates"]
     assert scratch.find(artifact).path == project.root / artifact.path
-    change_nothing(project, lambda: write(scratch, artifact, content=5))
-    assert scratch.find(artifact).path == project.root / "scratch" / artifact.path
+    before = files(project.root)
+    write(scratch, artifact, content=5)
+    assert files(project.root).items() - before.items() == {
+        (f"scratch/{artifact.path}", scratch.find(artifact).path.read_bytes())
+    }
     assert scratch.find(artifact).made_by == f"{artifact.made_by} --scratch"
     assert list(scratch.read_from_scratch) == [artifact.path]
     assert project.find(artifact).path == project.root / artifact.path
-    assert project.find(artifact).made_by == artifact.made_by
-    (project.root / artifact.path).unlink()
-    assert scratch.has(artifact)
-    assert not project.has(artifact)
 
 
 def test_a_scratch_root_refuses_what_was_made_outside_with_another_one(project: Workspace) -> None:
@@ -179,13 +143,3 @@ def test_a_scratch_root_refuses_what_was_made_outside_with_another_one(project: 
     assert scratch.find(wild).path == project.root / "scratch" / wild.path
     shutil.rmtree(project.root / "scratch")
     assert scratch.find(wild).path == project.root / wild.path
-
-
-def test_a_given_file_counts_from_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    workspace = Workspace(tmp_path)
-    assert workspace.given("a/b.pt") == tmp_path / "a/b.pt"
-    assert workspace.given("/a/b.pt") == Path("/a/b.pt")
-    assert workspace.given("~/b.pt") == tmp_path / "home" / "b.pt"
-    write_text(workspace.target(prepared_set("x")), "")
-    assert workspace.has(prepared_set("x"))

@@ -1,0 +1,397 @@
+"""Vectors that users bring, such as embeddings: .npz, .npy and Parquet files, as float32 rows with labels and ids."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from salcli.data.readers import UNREADABLE, channels_first, numbered_labels, shown
+from salcli.data.samples import Source, check_unique, class_order, some_of
+from salcli.errors import DataError, did_you_mean
+
+ARRAYS, TABLES = (".npz", ".npy"), (".parquet", ".pq")
+DIMENSIONS = range(2, 16_384 + 1)
+# Names by which columns are found where params.yaml names none
+LABEL_NAMES = ("label", "labels", "class", "y", "target", "category")
+ID_NAMES = ("id", "ids", "row_id", "uid", "key")
+SPLIT, IS_TEST, CLASS_NAMES = "split", "is_test", "class_names"
+PARTS = {"train": False, "test": True}  # of an official split
+NUMBERS = "fiu"  # kinds of dtype
+BLOCK_VALUES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table, or arrays of an .npz file, hold what. None: found by name and type."""
+
+    vector: str | tuple[str, ...] | None = None  # one column of lists, or several of numbers
+    label: str | None = None
+    row_id: str | None = None
+    show: tuple[str, ...] = ()
+
+
+ANY = Columns()
+
+
+@dataclass
+class _Table:
+    """What was found in a file, before it is checked."""
+
+    array: NDArray[np.float32]  # n, D
+    bad: "_BadRows"
+    labels: NDArray[Any] | list[Any] | None = None
+    row_ids: NDArray[Any] | list[Any] | None = None
+    split: NDArray[Any] | list[Any] | None = None  # train or test
+    is_test: NDArray[Any] | None = None
+    class_names: NDArray[Any] | None = None
+    shown: Mapping[str, NDArray[Any] | list[Any]] = field(default_factory=dict)
+
+
+def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source:
+    """A .npy or Parquet file. Images in a .npy file are read as well."""
+    if path.suffix.lower() in TABLES:
+        return _source(path, _parquet(path, columns, labeled=labeled), labeled=labeled)
+    try:
+        array = np.load(path, mmap_mode="r")
+        beside = {what: np.load(file) for what, file in beside_npy(path).items()}
+    except (*UNREADABLE, AttributeError, TypeError) as error:
+        raise DataError(f"{path} cannot be read as .npy ({error}); it should hold n × D numbers") from None
+    if array.dtype == np.uint8 and array.ndim in (3, 4):
+        images = Source(array=channels_first(path, array))
+        return numbered_labels(path, images, beside["labels"], None) if labeled and "labels" in beside else images
+    converted, bad = _converted(path, array)
+    empty = {name: [""] * len(array) for name in columns.show}
+    return _source(path, _Table(converted, bad, beside.get("labels"), beside.get("ids"), shown=empty), labeled=labeled)
+
+
+def beside_npy(path: Path) -> dict[str, Path]:
+    """The files that belong to a .npy file: STEM.labels.npy or STEM_labels.npy, and the same for ids."""
+    files = {what: [path.with_name(f"{path.stem}{mark}{what}.npy") for mark in "._"] for what in ("labels", "ids")}
+    there = {what: [file for file in some if file.is_file()] for what, some in files.items()}
+    for some in there.values():
+        if len(some) > 1:
+            raise DataError(f"both {some[0]} and {some[1].name} belong to {path.name}; keep one of them")
+    return {what: some[0] for what, some in there.items() if some}
+
+
+def is_vector_arrays(arrays: Mapping[str, NDArray[Any]], columns: Columns) -> bool:
+    """Whether an .npz file holds vectors rather than images."""
+    if columns.vector:
+        return True
+    given = [arrays[name] for name in ("images", "x", "x_train") if name in arrays]
+    if given:
+        return "images" not in arrays and not (given[0].dtype == np.uint8 and given[0].ndim in (3, 4))
+    return any(array.ndim == 2 and array.dtype.kind in NUMBERS for array in arrays.values())
+
+
+def from_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool, columns: Columns = ANY) -> Source:
+    """The vectors of an .npz file."""
+    label, row_id = column_names(path, arrays, columns, labeled=labeled)
+    if columns.vector is None:
+        wide = [name for name, one in arrays.items() if one.ndim == 2 and one.dtype.kind in NUMBERS and name != label]
+        if "x" not in arrays and len(wide) != 1:
+            raise DataError(
+                f"{path}: which array holds the vectors, {' or '.join(wide)}? Call it `x`, or name it with "
+                "data.columns.vector"
+            )
+        array = arrays["x" if "x" in arrays else wide[0]]
+    elif isinstance(columns.vector, str):
+        array = arrays[columns.vector]
+    else:
+        array = _stacked(path, [arrays[name] for name in columns.vector])
+    converted, bad = _converted(path, array)
+    table = _Table(
+        converted, bad,
+        None if label is None else arrays[label],
+        None if row_id is None else arrays[row_id],
+        arrays.get(SPLIT), arrays.get(IS_TEST), arrays.get(CLASS_NAMES),
+        {name: arrays[name] for name in columns.show},
+    )  # fmt: skip
+    return _source(path, table, labeled=labeled)
+
+
+def _stacked(path: Path, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    if any(part.ndim != 1 or len(part) != len(parts[0]) for part in parts):
+        raise DataError(f"{path}: several arrays of data.columns.vector must have one axis each, of the same length")
+    return np.stack(parts, axis=1)
+
+
+def column_names(
+    path: Path, there: Collection[str], columns: Columns, *, labeled: bool = False
+) -> tuple[str | None, str | None]:
+    """The names of label and id, after a check that all columns of params.yaml are there."""
+    vector = (columns.vector,) if isinstance(columns.vector, str) else columns.vector or ()
+    label_too = (columns.label,) if columns.label and labeled else ()
+    named = {
+        "vector": vector,
+        "label": label_too,
+        "id": (columns.row_id,) if columns.row_id else (),
+        "show": columns.show,
+    }
+    for key, names in named.items():
+        for name in names:
+            if name not in there:
+                raise DataError(
+                    f"{path} has no column {name}{did_you_mean(name, there)}; it has {some_of([*there], 12)} "
+                    f"(data.columns.{key})"
+                )
+    lower = {name.lower(): name for name in there if name not in vector}
+    found = [next((lower[name] for name in names if name in lower), None) for names in (LABEL_NAMES, ID_NAMES)]
+    return columns.label if columns.label in there else found[0], columns.row_id or found[1]
+
+
+# --- values
+
+
+class _BadRows:
+    """Converts rows to float32, and remembers those that cannot be used."""
+
+    def __init__(self) -> None:
+        self.not_finite: list[int] = []
+        self.too_large: list[int] = []
+        self._low: NDArray[Any] | None = None
+        self._high: NDArray[Any] | None = None
+
+    def convert(self, block: NDArray[Any], start: int) -> NDArray[np.float32]:
+        """Some rows, the first of which has the number `start`."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            converted = block.astype(np.float32, copy=False)
+        for i in np.flatnonzero(~np.isfinite(converted).all(axis=1)):
+            (self.too_large if np.isfinite(block[i]).all() else self.not_finite).append(start + int(i))
+        if len(block):
+            low, high = converted.min(axis=0), converted.max(axis=0)
+            self._low = low if self._low is None else np.minimum(low, self._low)
+            self._high = high if self._high is None else np.maximum(high, self._high)
+        return converted
+
+    @property
+    def all_equal(self) -> bool:
+        """Whether every dimension is constant."""
+        return bool(np.all(self._low == self._high))
+
+
+def _converted(path: Path, array: NDArray[Any]) -> tuple[NDArray[np.float32], _BadRows]:
+    """All rows as float32: the array itself, which may be a map of a file, where it is that already."""
+    if array.ndim != 2 or array.dtype.kind not in NUMBERS:
+        raise DataError(f"{path}: vectors must be n × D numbers (float16, float32, float64 or int), got {shown(array)}")
+    _check_dimensions(path, array.shape[1])
+    bad, is_ready = _BadRows(), array.dtype == np.float32
+    whole = array if is_ready else np.empty(array.shape, np.float32)
+    step = max(1, BLOCK_VALUES // array.shape[1])
+    for start in range(0, len(array), step):
+        block = bad.convert(np.asarray(array[start : start + step]), start)
+        if not is_ready:
+            whole[start : start + step] = block
+    return whole, bad
+
+
+def _check_dimensions(path: Path, n_dimensions: int) -> None:
+    if n_dimensions not in DIMENSIONS:
+        raise DataError(
+            f"{path}: vectors must have from {DIMENSIONS[0]} to {DIMENSIONS[-1]:,} dimensions, got {n_dimensions:,}"
+        )
+
+
+def _source(path: Path, table: _Table, *, labeled: bool) -> Source:
+    n = len(table.array)
+    if n == 0:
+        raise DataError(f"{path} holds no vectors; give a file with some")
+    for name, column in {"labels": table.labels, "ids": table.row_ids, SPLIT: table.split, **table.shown}.items():
+        if column is not None and (len(column) != n or np.ndim(column) != 1):
+            raise DataError(f"{path}: there are {n} vectors, but `{name}` is {shown(np.asarray(column))}")
+    row_ids = cell_texts(table.row_ids)
+    no_id = [i for i, row_id in enumerate(row_ids) if not row_id]
+    if no_id:
+        raise DataError(f"{path}: {len(no_id):,} of {n:,} rows have no id (rows {some_of(no_id)}, counted from 0)")
+    check_unique(path, row_ids)
+
+    def rows(numbers: Sequence[int]) -> str:
+        return some_of([row_ids[i] for i in numbers[:4]] if row_ids else numbers)
+
+    if table.bad.not_finite or table.bad.too_large:
+        bad, what = table.bad.not_finite, "NaN or infinite values"
+        if not bad:
+            bad, what = table.bad.too_large, "values too large for float32"
+        raise DataError(f"{path}: {len(bad):,} of {n:,} vectors have {what} (rows {rows(bad)}); fix or remove them")
+    if n > 1 and table.bad.all_equal:
+        raise DataError(f"{path}: all {n:,} vectors are equal; a set needs different ones")
+    source = Source(
+        array=table.array,
+        is_test=_is_test(path, table),
+        row_ids=row_ids,
+        shown={name: cell_texts(column) for name, column in table.shown.items()},
+    )
+    if not labeled or table.labels is None:
+        return source
+    if table.class_names is not None:
+        return numbered_labels(path, source, np.asarray(table.labels), table.class_names)
+    names = _label_names(path, table.labels, rows)
+    classes = class_order(set(names))
+    number = {name: k for k, name in enumerate(classes)}
+    labels = np.array([number[name] for name in names], np.int64)
+    return Source(
+        array=source.array, labels=labels, class_names=classes, is_test=source.is_test, row_ids=row_ids,
+        shown=source.shown,
+    )  # fmt: skip
+
+
+def _is_test(path: Path, table: _Table) -> NDArray[np.bool_] | None:
+    if table.is_test is not None:
+        if table.is_test.shape != (len(table.array),) or table.is_test.dtype != np.bool_:
+            raise DataError(f"{path}: `is_test` must be {len(table.array)} booleans, got {shown(table.is_test)}")
+        return table.is_test
+    if table.split is None:
+        return None
+    parts = cell_texts(table.split)
+    odd = sorted(set(parts) - set(PARTS))
+    if odd:
+        raise DataError(f"{path}: the column split must hold train or test, got {odd[0]!r}")
+    return np.array([PARTS[part] for part in parts])
+
+
+def cell_texts(cells: NDArray[Any] | list[Any] | None) -> tuple[str, ...]:
+    """Cells as text; a missing one is empty."""
+    values = [] if cells is None else cells.tolist() if isinstance(cells, np.ndarray) else cells
+    return tuple(_text(value) for value in values)
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:  # NaN
+        return ""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _label_names(path: Path, labels: NDArray[Any] | list[Any], rows: Callable[[Sequence[int]], str]) -> list[str]:
+    """Integers or text, in every row, and of one type."""
+    values = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    missing = [i for i, value in enumerate(values) if not _text(value).strip()]
+    if missing:
+        raise DataError(
+            f"{path}: {len(missing):,} of {len(values):,} rows have no label (rows {rows(missing)}); "
+            "label them, or leave them out"
+        )
+    kinds: dict[str, list[int]] = {}
+    for i, value in enumerate(values):
+        kinds.setdefault(_kind(value), []).append(i)
+    if len(kinds) > 1:
+        described = [f"{len(some):,} are {kind} (rows {rows(some)})" for kind, some in kinds.items()]
+        raise DataError(f"{path}: labels must be of one type, but {', '.join(described)}")
+    if "fractions" in kinds:
+        raise DataError(f"{path}: labels must be integers or text, got {values[0]!r}; name the column of the classes")
+    names = [_text(int(value) if isinstance(value, float) else value).strip() for value in values]
+    if "integers" in kinds and any(name.startswith("-") for name in names):
+        raise DataError(f"{path}: labels must not be negative, got {min(values)}; leave unlabeled vectors out")
+    return names
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool | str | bytes):
+        return "text"
+    if isinstance(value, int | float):  # a table with gaps may have stored integers as floats
+        return "integers" if value == int(value) else "fractions"
+    return type(value).__name__
+
+
+# --- Parquet
+
+
+def _parquet(path: Path, columns: Columns, *, labeled: bool) -> _Table:
+    try:
+        from pyarrow import ArrowException, types
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise DataError(
+            f"{path}: reading Parquet needs pyarrow, which is not installed; pip install 'salcli[parquet]', or store "
+            "the vectors as .npz"
+        ) from None
+    try:
+        with ParquetFile(path) as file:
+            schema = file.schema_arrow
+            label, row_id = column_names(path, schema.names, columns, labeled=labeled)
+            other = {name for name in (label, row_id, *columns.show, SPLIT) if name and name in schema.names}
+            vector = vector_columns(path, schema, types, columns, other)
+            cells: dict[str, list[Any]] = {name: [] for name in other}
+            table = None
+            for start, block, batch in _batches(path, file, vector, sorted(other - {*vector})):
+                if table is None:
+                    _check_dimensions(path, block.shape[1])
+                    table = _Table(np.empty((file.metadata.num_rows, block.shape[1]), np.float32), _BadRows())
+                table.array[start : start + len(block)] = table.bad.convert(block, start)
+                for name in cells:
+                    cells[name] += batch.column(name).to_pylist()
+    except (ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]})") from None
+    if table is None:
+        raise DataError(f"{path} holds no vectors; give a file with some")
+    table.labels, table.row_ids, table.split = (cells.get(name or "") for name in (label, row_id, SPLIT))
+    table.shown = {name: cells[name] for name in columns.show}
+    return table
+
+
+def vector_columns(path: Path, schema: Any, types: Any, columns: Columns, other: set[str]) -> tuple[str, ...]:
+    """The columns that make up the vectors."""
+
+    def is_number(kind: Any) -> bool:
+        return bool(types.is_integer(kind) or types.is_floating(kind))
+
+    def is_vector(kind: Any) -> bool:
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        return bool(is_list and is_number(kind.value_type))
+
+    kinds = {name: schema.field(name).type for name in schema.names}
+    if isinstance(columns.vector, tuple):
+        wrong = [name for name in columns.vector if not is_number(kinds[name])]
+        if wrong:
+            raise DataError(
+                f"{path}: column {wrong[0]} of data.columns.vector must hold numbers, got {kinds[wrong[0]]}"
+            )
+        return columns.vector
+    if columns.vector:
+        kind = kinds[columns.vector]
+        if not is_vector(kind):
+            raise DataError(f"{path}: column {columns.vector} must hold lists of numbers, got {kind}")
+        return (columns.vector,)
+    lists = [name for name, kind in kinds.items() if is_vector(kind) and name not in other]
+    numbers = [name for name, kind in kinds.items() if is_number(kind) and name not in other]
+    if len(lists) > 1:
+        raise DataError(
+            f"{path}: which column holds the vectors, {' or '.join(lists)}? Name it with --vector, or in "
+            "data.columns.vector"
+        )
+    if not (lists or numbers):
+        raise DataError(f"{path} has neither a column of lists of numbers nor columns of numbers ({some_of([*kinds])})")
+    return tuple(lists or sorted(numbers))  # the same vectors whatever the order in the file
+
+
+def _batches(path: Path, file: Any, vector: tuple[str, ...], other: list[str]) -> Iterator[tuple[int, Any, Any]]:
+    """The number of the first row, the vectors as an array, and the record batch."""
+    is_lists = len(vector) == 1 and hasattr(file.schema_arrow.field(vector[0]).type, "value_type")
+    n_dimensions, start = 0 if is_lists else len(vector), 0
+    for batch in file.iter_batches(batch_size=1024, columns=[*vector, *other]):
+        if is_lists:
+            lists = batch.column(vector[0])
+            lengths = list_lengths(lists)
+            n_dimensions = n_dimensions or int(lengths[0])
+            odd = np.flatnonzero(lengths != n_dimensions)
+            if len(odd):
+                raise DataError(
+                    f"{path}: all vectors must have the same dimension, but row {start + odd[0]} (counted from 0) has "
+                    f"{lengths[odd[0]]}, and those before it have {n_dimensions}"
+                )
+            block = lists.flatten().to_numpy(zero_copy_only=False).reshape(len(batch), n_dimensions)
+        else:
+            block = np.stack([batch.column(name).to_numpy(zero_copy_only=False) for name in vector], axis=1)
+        yield start, block, batch
+        start += len(batch)
+
+
+def list_lengths(lists: Any) -> NDArray[np.int64]:
+    """Of each list; 0 where it is missing."""
+    from pyarrow.compute import fill_null, list_value_length
+
+    lengths: NDArray[np.int64] = fill_null(list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return lengths.astype(np.int64)

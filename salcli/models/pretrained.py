@@ -1,0 +1,459 @@
+"""Pretrained networks: the weights that torchvision and timm publish, what they expect of an image, frozen backbones.
+
+What an image must look like is never guessed: the library says it, the network says it, or the user does.
+"""
+
+import math
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from salcli.errors import ModelError, WeightsError
+from salcli.models.backbones import (
+    Backbone,
+    TorchvisionBackbone,
+    build_backbone,
+    check_backbone_name,
+    import_path,
+    is_hooked,
+    takes_vectors,
+    timm_name,
+    torchvision_models,
+    torchvision_name,
+)
+from salcli.models.custom import (
+    HookedBackbone,
+    build_network,
+    check_may_import,
+    describe_failure,
+    find_head,
+    make_importable,
+    timm_with,
+)
+from salcli.models.network import Classifier
+from salcli.models.weights import WeightsReport, load_backbone, load_state, read_state_dict
+
+PRETRAINED: Final = "pretrained"  # model.weights: those that the library publishes
+AUTO: Final = "auto"  # model.mean and model.std: those of the pretrained weights
+TIMEOUT = 10.0  # seconds without an answer
+
+Interpolation = Literal["bilinear", "bicubic"]
+PerChannel = Sequence[float] | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What a network expects of an image: shorter side to `resize`, the square of `crop` in the middle, mean, std."""
+
+    resize: int
+    crop: int
+    interpolation: Interpolation
+    mean: tuple[float, ...]  # one for each channel, on a scale of 0 to 1
+    std: tuple[float, ...]
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def margin(self) -> int:
+        """Above and left of the crop, rounded as torchvision's CenterCrop does it."""
+        return round((self.resize - self.crop) / 2)
+
+
+@dataclass(frozen=True)
+class EmbedderSpec:
+    """All that is needed to build an embedder again, except its weights."""
+
+    backbone: str
+    head: str | None  # the last linear layer of a custom or timm network, whose input is the embedding
+    preprocessing: Preprocessing
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "EmbedderSpec":
+        """The inverse of dataclasses.asdict and JSON."""
+        values = dict(content["preprocessing"])
+        values |= {name: tuple(values[name]) for name in ("mean", "std")}
+        return cls(content["backbone"], content["head"], Preprocessing(**values))
+
+
+# --- frozen backbones
+
+
+class Embedder(nn.Module):
+    """A frozen backbone: images as they are decoded → features. Always in eval mode, without gradients.
+
+    Crops and normalises the images itself. The random weights that it starts with are the same each time.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, spec: EmbedderSpec, network: nn.Module | None = None) -> None:
+        """`network`: a custom or timm network that is built already. It is changed."""
+        super().__init__()
+        self.spec = spec
+        with _seeded():
+            self.backbone = _build(spec, network)
+        self.n_features = self.backbone.n_features
+        # part of the spec, so not of the weights
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(spec.preprocessing, name))[:, None, None]
+            self.register_buffer(name, values, persistent=False)
+        self.requires_grad_(False).eval()
+        self.memory_format = torch.channels_last
+        if import_path(spec.backbone) is not None:
+            self.memory_format = self._memory_format_that_works()
+        self.to(memory_format=self.memory_format)
+
+    def train(self, mode: bool = True) -> "Embedder":
+        """Frozen: it stays in eval mode, also as a part of a network in training."""
+        return super().train(False)
+
+    @torch.no_grad()  # not inference_mode: heads that are trained, and ONNX, need ordinary tensors
+    def forward(self, images: Num[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
+        """Features of images from 0 to 255, of size `resize` or cropped already; gray ones also for 3 channels."""
+        features: Tensor = self.backbone(self.normalised(images))
+        return features.float()
+
+    def normalised(self, images: Num[Tensor, "n c h w"]) -> Float[Tensor, "n k crop crop"]:
+        """The input of the backbone, computed in the same order as in torchvision."""
+        wanted = self.spec.preprocessing
+        channels, height, width = images.shape[1:]
+        if height != width or height not in (wanted.resize, wanted.crop) or channels not in (1, wanted.channels):
+            raise ModelError(
+                f"{self.spec.backbone} takes images of {wanted.channels} × {wanted.resize} × {wanted.resize} "
+                f"(channels, height, width), got {channels} × {height} × {width}"
+            )
+        if height != wanted.crop:
+            start, stop = wanted.margin, wanted.margin + wanted.crop
+            images = images[:, :, start:stop, start:stop]
+        images = images.expand(-1, wanted.channels, -1, -1)
+        pixels = images.to(self.mean.dtype, memory_format=self.memory_format)
+        return pixels.div(255).sub_(self.mean).div_(self.std)
+
+    def _memory_format_that_works(self) -> torch.memory_format:
+        """Channels last is faster, but custom code may call view(), which needs the usual order."""
+        wanted = self.spec.preprocessing
+        image = torch.zeros(1, wanted.channels, wanted.crop, wanted.crop)
+        try:
+            self.to(memory_format=torch.channels_last)
+            self.backbone.memory_format = torch.channels_last
+            self(image)
+        except ModelError:
+            raise
+        except RuntimeError:
+            self.backbone.memory_format = torch.contiguous_format
+        except (Exception, SystemExit) as error:  # custom code may raise anything
+            raise ModelError(f"{self.spec.backbone} fails: {describe_failure(error)}; fix that first") from error
+        return self.backbone.memory_format
+
+
+def build_embedder(
+    backbone: str,
+    *,
+    weights: Path | Literal["pretrained"] | None,
+    head: str | None,
+    mean: PerChannel,
+    std: PerChannel,
+    image_size: int | None,
+    code_folder: Path,
+) -> Embedder:
+    """The frozen backbone that params.yaml asks for, with its weights.
+
+    A custom network (MODULE:NAME in `code_folder`) may bring its weights; others need them. `mean`, `std` and
+    `image_size` replace what the weights were trained with, and must be given where that is not known.
+    """
+    check_backbone_name(backbone)
+    if takes_vectors(backbone):
+        raise ModelError(f"{backbone} takes vectors, so there is nothing to embed; set model.frozen to false")
+    if weights is None and import_path(backbone) is None:
+        fix = "pretrained or a file" if _library(backbone) else "a file"
+        raise ModelError(f"model.frozen uses {backbone} as it is, so it needs weights; set model.weights to {fix}")
+    make_importable(code_folder)
+    known = _of_library(backbone, weights)
+    network: nn.Module | None = None
+    with _seeded():
+        if import_path(backbone) is not None:
+            network = build_network(backbone, 3, None)
+            known = _of_config(getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None))
+        preprocessing = _settled(backbone, known, mean, std, image_size)
+        if is_hooked(backbone):
+            if network is None:
+                network = build_network(backbone, preprocessing.channels, None)
+            size = preprocessing.crop
+            head = find_head(backbone, head, None, (preprocessing.channels, size, size), network)
+        elif head is not None:
+            raise ModelError(f"model.head is for custom networks and those of timm; {backbone} needs none")
+    embedder = Embedder(EmbedderSpec(backbone, head, preprocessing), network)
+    if weights is not None:
+        state, source = _given(backbone, weights, preprocessing.channels)
+        load_backbone(embedder.backbone, backbone, state, source)
+    return embedder
+
+
+def restore_embedder(
+    content: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, *, allow_import: bool
+) -> Embedder:
+    """An embedder from its spec and its state dict, of any precision, as a file `where` holds them.
+
+    Nothing is downloaded. A custom network is imported only if the user allows it.
+    """
+    check_may_import(str(content["backbone"]), where, allowed=allow_import)
+    embedder = Embedder(EmbedderSpec.from_json(content))
+    embedder.load_state_dict(tensors)
+    return embedder
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def _build(spec: EmbedderSpec, network: nn.Module | None) -> Backbone:
+    wanted = spec.preprocessing
+    if is_hooked(spec.backbone):
+        backbone: Backbone = HookedBackbone(spec.backbone, wanted.channels, None, spec.head, network)
+        if timm_name(spec.backbone) is not None:
+            backbone.memory_format = torch.channels_last
+        return backbone
+    if (name := torchvision_name(spec.backbone)) is not None:
+        return TorchvisionBackbone(name, wanted.channels, wanted.crop)
+    return build_backbone(spec.backbone, wanted.channels)
+
+
+# --- preprocessing
+
+
+def library_preprocessing(backbone: str) -> Preprocessing | None:
+    """What the weights that torchvision or timm publish for it were trained with. Downloads nothing.
+
+    None for other networks, for those without weights, and where salcli does not offer that kind of resizing.
+    """
+    known = _of_library(backbone, PRETRAINED)
+    return Preprocessing(**known) if len(known) == len(Preprocessing.__dataclass_fields__) else None
+
+
+def _of_library(backbone: str, weights: Path | str | None) -> dict[str, Any]:
+    """The fields of Preprocessing that a library knows; of a file, if it is named as the library's file is."""
+    if (name := torchvision_name(backbone)) is not None:
+        choices = _torchvision_weights(name)
+        if weights != PRETRAINED:
+            choices = [one for one in choices if isinstance(weights, Path) and _file_name(one.url) == weights.name]
+        return _of_torchvision(name, choices[0]) if choices else {}
+    if (name := timm_name(backbone)) is not None:
+        config = _timm_config(name)
+        named = f"{config['architecture']}.{config['tag']}" if config else ""
+        return (
+            _of_config(config) if weights == PRETRAINED or (isinstance(weights, Path) and weights.stem == named) else {}
+        )
+    return {}
+
+
+def _torchvision_weights(name: str) -> list[Any]:
+    """Members of the enum of weights, the default first."""
+    found = torchvision_models(name).get_model_weights(name)
+    members = list(found)
+    return sorted(members, key=lambda member: member is not found.DEFAULT) if members else []
+
+
+def _of_torchvision(name: str, weights: Any) -> dict[str, Any]:
+    used = weights.transforms()
+    (resize,), (crop,) = used.resize_size, used.crop_size
+    known = {"resize": resize, "crop": crop, "interpolation": used.interpolation.value}
+    if name in TorchvisionBackbone.WITH_AUXILIARY_HEADS:
+        # Their pretrained versions normalise once more (transform_input), from these numbers to mean and std of 0.5.
+        return known | {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    return known | {"mean": tuple(used.mean), "std": tuple(used.std)}
+
+
+@cache
+def _timm_config(name: str) -> dict[str, Any]:
+    """timm's pretrained_cfg with its defaults filled in; empty for a model without weights."""
+    timm = timm_with(name)
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.has_weights:
+        return {}
+    filled: dict[str, Any] = timm.data.resolve_data_config(pretrained_cfg=config.to_dict())
+    return asdict(config) | filled
+
+
+def _of_config(config: Any) -> dict[str, Any]:
+    """The same from a dict as timm's networks have one. Other ways to crop than in the middle are not offered."""
+    config = config if isinstance(config, Mapping) else {}
+    known: dict[str, Any] = {name: tuple(map(float, config[name])) for name in ("mean", "std") if name in config}
+    if (
+        not {"input_size", "crop_pct", "interpolation"} <= config.keys()
+        or config.get("crop_mode", "center") != "center"
+    ):
+        return known
+    _, height, width = config["input_size"]
+    if height == width and config["interpolation"] in ("bilinear", "bicubic"):
+        resize = math.floor(height / config["crop_pct"])  # as timm.data.create_transform does it
+        known |= {"resize": resize, "crop": height, "interpolation": config["interpolation"]}
+    return known
+
+
+def _settled(
+    backbone: str, known: Mapping[str, Any], mean: PerChannel, std: PerChannel, image_size: int | None
+) -> Preprocessing:
+    """What is known, replaced by what is given; nothing is left to guesses."""
+    values = dict(known)
+    if image_size is not None:
+        values = {"interpolation": "bilinear", **values, "resize": image_size, "crop": image_size}
+    values |= {name: tuple(given) for name, given in (("mean", mean), ("std", std)) if given != AUTO}
+    keys = {"resize": "data.image_size", "mean": "model.mean", "std": "model.std"}
+    missing = [key for name, key in keys.items() if name not in values]
+    if missing:
+        usual = library_preprocessing(backbone)
+        hint = f" ({_described(usual)}: what its published weights expect)" if usual else ""
+        raise ModelError(f"what the weights of {backbone} expect is not known; set {', '.join(missing)}{hint}")
+    settled = Preprocessing(**values)
+    if settled.channels not in (1, 3) or len(settled.std) != settled.channels or min(settled.std) <= 0:
+        raise ModelError(
+            "model.mean and model.std must have one value for each channel, 1 or 3, and std must be positive; got "
+            f"{list(settled.mean)} and {list(settled.std)}"
+        )
+    return settled
+
+
+def _described(one: Preprocessing) -> str:
+    return f"{one.crop}, {[round(v, 4) for v in one.mean]}, {[round(v, 4) for v in one.std]}"
+
+
+# --- weights
+
+
+def load_given(network: Classifier, weights: Path | Literal["pretrained"]) -> WeightsReport:
+    """Fill a classifier with what model.weights names: a file, or the weights that a library publishes."""
+    return load_state(network, *_given(network.spec.backbone, weights, len(network.spec.mean)))
+
+
+def load_pretrained(backbone: str, in_channels: int = 3) -> dict[str, Tensor]:
+    """The state dict that torchvision or timm publishes, from the library's usual cache or else downloaded into it."""
+    if (name := torchvision_name(backbone)) is not None:
+        return _load_torchvision(name)
+    if (name := timm_name(backbone)) is not None:
+        return _load_timm(name, in_channels)
+    raise ModelError(f"{backbone} has no published weights that salcli knows; set model.weights to a file")
+
+
+def _library(backbone: str) -> str:
+    return next((library for library in ("torchvision", "timm") if backbone.startswith(f"{library}:")), "")
+
+
+def _given(backbone: str, weights: Path | str, in_channels: int) -> tuple[dict[str, Tensor], str]:
+    """Tensors, and where they are from."""
+    if isinstance(weights, Path):
+        return read_state_dict(weights), str(weights)
+    return load_pretrained(backbone, in_channels), f"the published file of {backbone}"
+
+
+def _file_name(url: str) -> str:
+    return Path(urlsplit(url).path).name
+
+
+def _load_torchvision(name: str) -> dict[str, Tensor]:
+    weights = _torchvision_weights(name)
+    if not weights:
+        raise WeightsError(f"torchvision publishes no weights for {name}; use another model, or a file of weights")
+    url = weights[0].url
+    path = Path(torch.hub.get_dir()) / "checkpoints" / _file_name(url)
+    if not path.is_file():
+        try:
+            with _impatient():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # the checksum is part of the name, as torchvision uses it
+                checksum = re.search(r"-([a-f0-9]*)\.", path.name)
+                torch.hub.download_url_to_file(
+                    url, str(path), checksum[1] if checksum else None, progress=sys.stderr.isatty()
+                )
+        except (OSError, RuntimeError, HTTPException) as error:
+            raise WeightsError(
+                f"the weights of torchvision:{name} are not on this computer and cannot be downloaded "
+                f"({describe_failure(error)}); get {path.name} from {url} and put it into {path.parent}, "
+                "or use it from anywhere: --weights FILE (in params.yaml: model.weights)"
+            ) from None
+    return read_state_dict(path)
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """torch.hub has no timeout of its own: without an answer it would wait for minutes."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _load_timm(name: str, in_channels: int) -> dict[str, Tensor]:
+    timm, config = timm_with(name), _timm_config(name)
+    if not config:
+        raise WeightsError(f"timm publishes no weights for {name}; those with weights: timm.list_pretrained()")
+    try:
+        if config["hf_hub_id"]:
+            _check_reachable(config)
+        with _impatient():
+            network: nn.Module = timm.create_model(name, pretrained=True, in_chans=in_channels)
+    except Exception as error:  # of the hub's client or torch.hub's: no common class
+        raise WeightsError(_no_timm_weights(name, config, error)) from None
+    return network.state_dict()
+
+
+def _hub_file(config: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """Repository, file, revision."""
+    repository, _, revision = config["hf_hub_id"].partition("@")
+    return repository, config["hf_hub_filename"] or "model.safetensors", revision or None
+
+
+def _check_reachable(config: Mapping[str, Any]) -> None:
+    """Raise at once if a file is neither in the cache nor to be had: the hub's client would try for 48 seconds."""
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    repository, file, revision = _hub_file(config)
+    for known in (file, "pytorch_model.bin"):
+        if isinstance(huggingface_hub.try_to_load_from_cache(repository, known, revision=revision), str):
+            return
+    try:
+        huggingface_hub.get_hf_file_metadata(
+            huggingface_hub.hf_hub_url(repository, file, revision=revision), timeout=TIMEOUT
+        )
+    except EntryNotFoundError:  # it answers, and may have the weights under another name
+        return
+
+
+def _no_timm_weights(name: str, config: Mapping[str, Any], error: Exception) -> str:
+    reason = (
+        f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
+    )
+    start = f"the weights of timm:{name} are not on this computer and cannot be downloaded ({reason}); "
+    if not config["hf_hub_id"]:
+        folder = Path(torch.hub.get_dir()) / "checkpoints"
+        return f"{start}get {config['url']} and put it into {folder}"
+    from huggingface_hub import constants, hf_hub_url
+
+    repository, file, revision = _hub_file(config)
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    return (
+        f"{start}where there is a network, run `hf download {repository} {file}` and copy the folder {folder.name} of "
+        f"its cache to {folder.parent}; or get {hf_hub_url(repository, file, revision=revision)}, save it as "
+        f"{config['architecture']}.{config['tag']}{Path(file).suffix}, and use it: --weights FILE "
+        "(in params.yaml: model.weights)"
+    )

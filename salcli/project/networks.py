@@ -1,0 +1,468 @@
+"""The network of a project for custom data: choose it, try it on the data, and time what will run.
+
+Three kinds: linear heads on vectors; the same on images that a frozen, pretrained backbone turns into vectors; and
+networks that are trained on images.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from salcli.data.decoding import Shape, decode
+from salcli.data.samples import Source
+from salcli.engine.device import resolve_device
+from salcli.engine.linear import MOST_TO_CHOOSE_ON
+from salcli.engine.linear import SMALL as CROSS_VALIDATED
+from salcli.errors import ModelError, ParamsError, ProjectError, SalError, UsageMistakeError, WeightsError, printable
+from salcli.models.backbones import (
+    LINEAR,
+    OF_VECTORS,
+    TIMM,
+    TORCHVISION,
+    check_backbone_name,
+    import_path,
+    is_hooked,
+    takes_vectors,
+)
+from salcli.models.custom import build_network, describe_failure, find_head, folder_of, make_importable
+from salcli.models.network import Classifier, NetworkSpec, check_custom_head
+from salcli.models.pretrained import (
+    AUTO,
+    PRETRAINED,
+    Embedder,
+    build_embedder,
+    library_preprocessing,
+    load_given,
+    load_pretrained,
+)
+from salcli.progress import Silent
+from salcli.project.estimate import SetSize, estimated_work, n_processes, seconds_each
+from salcli.project.looking import CustomData
+
+SIZES = (8, 16, 28, 32, 64, 96, 128, 224)
+SMALL, LARGE = 28, 64  # from SMALL on a deeper network pays, above LARGE one that begins with a stride
+PRETRAINED_BACKBONE, FROM_SCRATCH = "torchvision:efficientnet_b0", "torchvision:resnet18"
+# what build_embedder asks for, and the options of `init` that give it
+OPTIONS = {"data.image_size": "--image-size", "model.mean": "--mean", "model.std": "--std", "model.head": "--head"}
+TIMED_BATCH = 32
+# A fit of a linear head: passes over the data, and over those that its penalty is chosen on (cross-validated or not)
+PASSES, PASSES_TO_CHOOSE = 35, {True: 1_000, False: 300}
+DVC_SECONDS = 0.5  # for each stage, beside the start of its process
+
+
+class NoPretrainedError(WeightsError):
+    """Photos that a pretrained network should embed, and its weights cannot be had."""
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """What the user says about the network."""
+
+    backbone: str | None = None
+    head: str | None = None
+    weights: str | None = None  # a file, or `pretrained`
+    frozen: bool = False
+    mean: list[float] | None = None  # for each channel, or one for all
+    std: list[float] | None = None
+
+    def completed(self, assigned: Mapping[str, Any]) -> "NetworkOptions":
+        """With what --set says about the model."""
+
+        def text(key: str, given: str | None) -> str | None:
+            value = assigned.get(f"model.{key}")
+            return given or (value if isinstance(value, str) else None)
+
+        return replace(
+            self,
+            backbone=text("backbone", self.backbone),
+            head=text("head", self.head),
+            weights=text("weights", self.weights),
+            frozen=self.frozen or assigned.get("model.frozen") is True,
+        )
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that was tried and works, as params.yaml names it."""
+
+    backbone: str
+    why: str
+    image_size: int | None = None  # None: vectors, or what a frozen backbone expects
+    channels: int | None = None
+    head: str | None = None  # None: salcli knows where it is
+    code: str = "."
+    weights: str | None = None
+    is_trained: bool = False  # used without training
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    notes: tuple[str, ...] = ()
+    embedder: Embedder | None = None  # of a frozen one
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether only linear heads are fitted, on vectors."""
+        return self.embedder is not None or self.backbone == LINEAR
+
+    @property
+    def kind(self) -> str:
+        """Of images, by the size that it sees."""
+        size = self.image_size or 0
+        return "small" if size < SMALL else "middle" if size <= LARGE else "large"
+
+
+def image_size(median_side: int) -> int:
+    """The largest usual size that most images have, so that few are enlarged."""
+    return max((size for size in SIZES if size <= median_side), default=SIZES[0])
+
+
+def as_written(path: Path, project: Path) -> str:
+    """A path as params.yaml names it: relative inside the project, so that both can be moved; else absolute."""
+    # not resolved: links may be there for a reason
+    absolute, top = Path(os.path.abspath(path.expanduser())), Path(os.path.abspath(project))  # noqa: PTH100
+    written = str(absolute.relative_to(top) if absolute.is_relative_to(top) else absolute)
+    try:
+        written.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(written).decode(errors="replace")
+        raise ProjectError(
+            f"the name of {shown} is not valid UTF-8, so params.yaml cannot hold it; rename it, or name a link to it "
+            "(ln -s). The names of files inside it do not matter"
+        ) from None
+    return written
+
+
+def channel_values(option: str, text: str | None) -> list[float] | None:
+    """The value of --mean or --std: `0.5` or `0.485,0.456,0.406`."""
+    if text is None:
+        return None
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ParamsError(f"{option} {text}: must be a number, or one per channel separated by commas") from None
+    if max(values) > 1:
+        on_scale = ",".join(f"{value / 255:.3g}" for value in values)
+        raise ParamsError(f"{option} {text}: pixels go from 0 to 1 (did you mean {on_scale}?)")
+    return values
+
+
+# --- choosing and trying
+
+
+class Bench:
+    """Chooses the network for some data, tries it, and times what will run on this machine."""
+
+    def __init__(
+        self, data: CustomData, folder: Path, assigned: Mapping[str, Any], options: NetworkOptions, start_up: float
+    ) -> None:
+        """`start_up`: seconds that a process needs before it works."""
+        self.data, self.folder, self.assigned, self.start_up = data, folder, assigned, start_up
+        self.options = options.completed(assigned)
+        self.device = resolve_device(str(assigned.get("device", "auto")))
+        self.n_classes = len(data.id.source.class_names)
+
+    @property
+    def has_gpu(self) -> bool:
+        return self.device.type != "cpu"
+
+    def network(self) -> Network:
+        """What the user names, else what fits data and machine."""
+        if self.data.is_vectors:
+            return self._of_vectors()
+        name = self.options.backbone
+        if name is not None and takes_vectors(check_backbone_name(name)):
+            raise UsageMistakeError(f"--model {name} is for vectors; {self.data.id.where} holds images")
+        if self.options.frozen:
+            return self._frozen(name or PRETRAINED_BACKBONE, "as you named it" if name else "the usual one")
+        if name is not None:
+            return self._trained(name, "as you named it")
+        assert self.data.id.look is not None
+        if self.data.id.look.median_side <= LARGE or self.has_gpu:
+            return self._trained(*self._by_size())
+        try:
+            return self._frozen(PRETRAINED_BACKBONE, "photos and no GPU: training takes far longer")
+        except WeightsError as error:
+            raise NoPretrainedError(str(error)) from None
+
+    def from_scratch(self) -> Network:
+        """What is trained where no pretrained weights can be had."""
+        return self._trained(FROM_SCRATCH, "", from_scratch=True)
+
+    def _of_vectors(self) -> Network:
+        options, where = self.options, self.data.id.where
+        if options.frozen:
+            raise UsageMistakeError(f"--frozen is for images; {where} holds vectors, which need no backbone")
+        for option in ("weights", "head", "mean", "std"):
+            if getattr(options, option):
+                raise UsageMistakeError(f"--{option} is about a network of images; {where} holds vectors")
+        if self.assigned.get("data.image_size") is not None:
+            raise UsageMistakeError(f"--image-size is for images; {where} holds vectors")
+        name = options.backbone or LINEAR
+        if not takes_vectors(check_backbone_name(name)):
+            raise UsageMistakeError(f"--model {name} takes images; for vectors use {' or '.join(OF_VECTORS)}")
+        return Network(name, "vectors are features already" if name == LINEAR else "as you named it")
+
+    def _by_size(self) -> tuple[str, str]:
+        kind = Network("", "", self._image_size()).kind
+        names = {"small": "small-cnn", "middle": "resnet18" if self.has_gpu else "wrn-16-2", "large": FROM_SCRATCH}
+        return names[kind], f"by the size of the images{' and the GPU' if self.has_gpu else ''}"
+
+    def _image_size(self) -> int:
+        assert self.data.id.look is not None
+        return self._count("data.image_size") or image_size(self.data.id.look.median_side)
+
+    def _channels(self) -> int:
+        given = self._count("data.channels")
+        if given not in (None, 1, 3):
+            raise ParamsError(f"--set data.channels={given}: images have 1 channel (gray) or 3 (color)")
+        return given or (1 if all(one.look is not None and one.look.is_gray for one in self.data.sets) else 3)
+
+    def _count(self, key: str) -> int | None:
+        value = self.assigned.get(key)
+        if value is not None and not (isinstance(value, int) and value > 0):
+            raise ParamsError(f"--set {key}={value}: must be a whole number of at least 1")
+        return value
+
+    def _code_folder(self, backbone: str) -> Path:
+        """Where the module of a custom network is, which becomes importable."""
+        parts = import_path(backbone)
+        folder = parts and folder_of(parts[0], [self.folder, Path.cwd()])
+        if parts is not None:
+            make_importable(folder or self.folder)
+        return folder or self.folder
+
+    def _weights(self, backbone: str) -> Path | Literal["pretrained"] | None:
+        given = self.options.weights
+        if given == PRETRAINED and not _is_of_a_library(backbone):
+            raise UsageMistakeError(f"--weights pretrained is for torchvision: and timm:; name a file for {backbone}")
+        return None if given is None else PRETRAINED if given == PRETRAINED else Path(given).expanduser()
+
+    # frozen
+
+    def _frozen(self, backbone: str, why: str) -> Network:
+        check_backbone_name(backbone)
+        code, weights = self._code_folder(backbone), self._weights(backbone)
+        if weights is None and _is_of_a_library(backbone):
+            weights = PRETRAINED
+        elif weights is None and not _returns_trained_weights(backbone):
+            raise UsageMistakeError(
+                f"--frozen needs trained weights, and those of {backbone} are random: name a file with --weights, or a "
+                f"network whose weights are published, such as --model {PRETRAINED_BACKBONE}"
+            )
+        size, channels = self._count("data.image_size"), self._count("data.channels")
+        mean, std = (_per_channel(f"--{name}", getattr(self.options, name), channels or 3) for name in ("mean", "std"))
+        try:
+            embedder = build_embedder(
+                backbone, weights=weights, head=self.options.head, mean=mean or AUTO, std=std or AUTO,
+                image_size=size, code_folder=code,
+            )  # fmt: skip
+        except ModelError as error:
+            _raise_with_options(error)
+        return Network(
+            backbone,
+            f"{why}; {self._shown(weights)}",
+            size,
+            channels,
+            head=embedder.spec.head,
+            code=as_written(code, self.folder),
+            weights=self._written(weights),
+            mean=mean,
+            std=std,
+            embedder=embedder,
+        )
+
+    def _written(self, weights: Path | str | None) -> str | None:
+        return as_written(weights, self.folder) if isinstance(weights, Path) else weights
+
+    def _shown(self, weights: Path | str | None) -> str:
+        if isinstance(weights, Path):
+            return printable(weights.name)
+        return "its published weights" if weights else "the weights that it comes with"
+
+    # trained
+
+    def _trained(self, backbone: str, why: str, *, from_scratch: bool = False) -> Network:
+        check_backbone_name(backbone)
+        code, weights, notes = self._code_folder(backbone), self._weights(backbone), []
+        size, channels = self._image_size(), self._channels()
+        # gray images can also be given to a network as three equal channels
+        possible = [1, 3] if channels == 1 and "data.channels" not in self.assigned else [channels]
+        from_scratch = from_scratch or ("model.weights" in self.assigned and self.assigned["model.weights"] is None)
+        if _is_of_a_library(backbone) and weights in (None, PRETRAINED) and not from_scratch:
+            usual = library_preprocessing(backbone)
+            try:
+                if usual is None:
+                    raise WeightsError("none are published for it, or they expect what salcli does not offer")
+                load_pretrained(backbone, usual.channels)
+                weights, size, possible = PRETRAINED, self._count("data.image_size") or usual.crop, [usual.channels]
+            except SalError as error:
+                if weights == PRETRAINED:
+                    raise
+                notes.append(f"{backbone} is trained from scratch, because it has no pretrained weights here: {error}")
+        head, channels = self._first_that_works(backbone, size, possible)
+        spec = NetworkSpec(backbone, self.n_classes, (0.0,) * channels, (1.0,) * channels, head=head)
+        classifier = Classifier(spec)
+        is_trained = self.assigned.get("train_id.epochs") == 0  # custom code may return a trained network
+        if weights is not None:
+            report = load_given(classifier, weights)
+            is_trained = is_trained or (report.head_was_loaded and weights != PRETRAINED)
+            notes += [report.note] if report.note and weights != PRETRAINED else []
+            why = f"{why}; {'with' if is_trained else 'fine-tuned from'} {self._shown(weights)}"
+        elif is_trained:
+            check_custom_head(classifier)
+        _run_once(classifier, channels, size)
+        mean, std = (_per_channel(f"--{name}", getattr(self.options, name), channels) for name in ("mean", "std"))
+        return Network(
+            backbone, why, size, channels, head, as_written(code, self.folder), self._written(weights), is_trained,
+            mean, std, tuple(notes),
+        )  # fmt: skip
+
+    def _first_that_works(self, backbone: str, size: int, channels: Sequence[int]) -> tuple[str | None, int]:
+        """The head, and the first number of channels that the network takes."""
+        first_error: ModelError | None = None
+        for number in channels:
+            try:
+                return self._head(backbone, number, size), number
+            except ModelError as error:
+                first_error = first_error or error
+        assert first_error is not None
+        raise first_error
+
+    def _head(self, backbone: str, channels: int, size: int) -> str | None:
+        head = self.options.head
+        if is_hooked(backbone):
+            return find_head(backbone, head, self.n_classes, (channels, size, size))
+        if head is not None:
+            raise ParamsError(f"--head is for custom networks and those of timm; {backbone} needs none")
+        spec = NetworkSpec(backbone, self.n_classes, (0.0,) * channels, (1.0,) * channels)
+        with torch.inference_mode():
+            Classifier(spec).eval()(torch.zeros(2, channels, size, size))
+        return None
+
+    # timing
+
+    def seconds(self, params: Mapping[str, Any], network: Network) -> tuple[float, str]:
+        """How long all stages take together, and what was measured."""
+        sizes = {one.name: _size(self.data.without_copies(one)) for one in self.data.sets}
+        start_ups = n_processes(params) * (self.start_up + DVC_SECONDS)
+        if not network.is_linear:
+            each, each_passed = self._seconds_to_train(network, params["train_id"]["batch_size"])
+            work = estimated_work(params, sizes)
+            seconds = work.n_trained * each + work.n_passed * each_passed
+            return seconds + start_ups, f"{_rate(each)} {self.data.kind} a second in training"
+        if network.embedder is None:
+            return self._seconds_to_fit(self.data.id.n_dimensions, params, sizes) + start_ups, "fits of linear heads"
+        each = self._seconds_to_embed(network.embedder)
+        seconds = each * sum(size.n_images for size in sizes.values())
+        seconds += self._seconds_to_fit(network.embedder.n_features, params, sizes)
+        return seconds + start_ups, f"{_rate(each)} images a second, once; the rest takes seconds"
+
+    def _seconds_to_embed(self, embedder: Embedder) -> float:
+        """For one image, with reading it."""
+        wanted, source = embedder.spec.preprocessing, self.data.id.source
+        shape = Shape(wanted.channels, wanted.resize, wanted.interpolation)
+        embedder = embedder.to(self.device)
+
+        def embed(n: int) -> None:
+            for block in decode(source.take(np.arange(n)), shape, Silent(), skip_bad=True):
+                embedder(torch.from_numpy(block.images).to(self.device)).sum().item()
+
+        return seconds_each(embed, min(TIMED_BATCH, len(source)))
+
+    def _seconds_to_train(self, network: Network, batch_size: int) -> tuple[float, float]:
+        """For one sample, there and back; and for one without gradients."""
+        size = network.image_size or 0
+        shape = (network.channels or 0, size, size) if size else (self.data.id.n_dimensions,)
+        spec = NetworkSpec(network.backbone, self.n_classes, (0.0,) * shape[0], (1.0,) * shape[0], head=network.head)
+        classifier = Classifier(spec).to(self.device)
+
+        def samples(n: int) -> Tensor:
+            return torch.randint(0, 256, (n, *shape), dtype=torch.uint8, device=self.device)
+
+        def train(n: int) -> None:
+            loss = cross_entropy(classifier(samples(n)), torch.zeros(n, dtype=torch.int64, device=self.device))
+            loss.backward()  # type: ignore[no-untyped-call]
+            loss.item()
+
+        def score(n: int) -> None:
+            with torch.inference_mode():
+                classifier(samples(n)).sum().item()
+
+        there_and_back = seconds_each(train, batch_size)
+        classifier.eval()
+        return there_and_back, seconds_each(score, batch_size, budget=1.0)
+
+    def _seconds_to_fit(self, n_dimensions: int, params: Mapping[str, Any], sizes: Mapping[str, SetSize]) -> float:
+        """For all linear heads: of the classifier and of the OOD classifiers."""
+        n_train = round(float(params["data"]["id_shares"]["train"]) * sizes[self.data.id.name].n_for_training)
+        n = min(n_train, MOST_TO_CHOOSE_ON)
+        head = torch.nn.Linear(n_dimensions, self.n_classes).to(self.device)
+        vectors = torch.ones(n, n_dimensions, device=self.device)
+        labels = torch.zeros(n, dtype=torch.int64, device=self.device)
+
+        def passes(times: int) -> None:
+            for _ in range(times):
+                loss = cross_entropy(head(vectors), labels)
+                loss.backward()  # type: ignore[no-untyped-call]
+                loss.item()
+
+        to_choose = PASSES_TO_CHOOSE[n <= CROSS_VALIDATED]
+        n_fits = len(params["seeds"]) * (1 + len(params["variants"]) * len(params["data"]["ood"]))
+        return n_fits * seconds_each(passes, 16, budget=0.5) * (PASSES * n_train / n + to_choose)
+
+
+def _rate(seconds: float) -> str:
+    return f"{1 / seconds:,.0f}" if seconds < 0.1 else f"{1 / seconds:.1f}"
+
+
+def _size(source: Source) -> SetSize:
+    return SetSize(len(source), 0 if source.is_test is None else int(source.is_test.sum()))
+
+
+def _raise_with_options(error: ModelError) -> NoReturn:
+    """Name the options of `init` rather than keys of params.yaml."""
+    message = str(error)
+    for key, option in OPTIONS.items():
+        message = message.replace(key, option)
+    raise type(error)(message) from error
+
+
+def _is_of_a_library(backbone: str) -> bool:
+    return backbone.startswith((TORCHVISION, TIMM))
+
+
+def _returns_trained_weights(backbone: str) -> bool:
+    """Whether custom code returns the same weights each time, which random ones are not."""
+    if import_path(backbone) is None:
+        return False
+    first, second = (build_network(backbone, 3, None).state_dict() for _ in range(2))
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def _run_once(classifier: Classifier, channels: int, size: int) -> None:
+    try:
+        with torch.inference_mode():
+            classifier.eval()(torch.zeros(2, channels, size, size))
+    except (ModelError, ParamsError):
+        raise
+    except Exception as error:  # custom code may raise anything
+        raise ModelError(
+            f"{classifier.spec.backbone} does not run without its head {classifier.spec.head}: "
+            f"{describe_failure(error)}; its forward should only call that layer"
+        ) from error
+
+
+def _per_channel(option: str, values: list[float] | None, channels: int) -> list[float] | None:
+    if values is None:
+        return None
+    if len(values) not in (1, channels):
+        raise ParamsError(
+            f"{option} has {len(values)} values, the images have {channels} channels; give as many, or one"
+        )
+    return values * channels if len(values) == 1 else values

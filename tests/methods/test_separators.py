@@ -1,0 +1,172 @@
+"""Separators made of other scores: the committee, the learned one, the choice between them, and what T promises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from helpers.quick import EXPERIMENT
+from torch import Tensor
+
+from salcli.errors import ThresholdError
+from salcli.methods.base import Head, Known
+from salcli.methods.features import Mahalanobis
+from salcli.methods.logits import Energy, GradNorm, Msp
+from salcli.methods.sal import FilterParams
+from salcli.methods.separators import (
+    Committee,
+    Separator,
+    SeparatorParams,
+    Transforms,
+    learn,
+    ranks_by_content,
+)
+from salcli.pipeline.filter import Trial, compare
+from salcli.sal.filter import score_threshold
+from salcli.sal.gradients import Representation
+from salcli.sal.unlabeled import NormalQuantiles
+
+FILTER = FilterParams(
+    score="learned", threshold_quantile=0.95, fdr=None, calibration="holdout", temperature=1.0, svd="class-conditional",
+    reference="class-conditional", n_vectors=1, gradient="full", labels="predicted",
+)  # fmt: skip
+D, K = 20, 3
+HEAD = Head(*(torch.from_numpy(np.random.default_rng(9).normal(size=shape)) for shape in ((K, D), K)))
+
+
+def samples(seed: int, n: int, n_ood: int = 0, shift: float = 3.0) -> Representation:
+    """The last ones are moved along one feature that no head looks at much."""
+    feature = np.random.default_rng(seed).normal(size=(n, D)).astype(np.float32)
+    feature[n - n_ood :, 0] += shift
+    logits = HEAD.logits(torch.from_numpy(feature)).float()
+    return Representation(torch.from_numpy(feature), logits, logits.argmax(1))
+
+
+def scores_of(wild: Representation, calibration: Representation) -> dict[str, tuple[Tensor, Tensor]]:
+    train = samples(1000, 200)
+    found = {}
+    for name, method in (("energy", Energy()), ("msp", Msp()), ("mahalanobis", Mahalanobis())):
+        method.fit(Known(HEAD, train))
+        found[name] = -method.scores(wild), -method.scores(calibration)
+    return found
+
+
+def committee_of(scores: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    transforms = Transforms.fit({name: pair[1] for name, pair in scores.items()})
+    wild, calibration = ({name: pair[side] for name, pair in scores.items()} for side in (0, 1))
+    return transforms.committee(wild), transforms.committee(calibration)
+
+
+def choice(
+    scores: dict[str, tuple[Tensor, Tensor]], wild: Representation, calibration: Representation
+) -> tuple[str, list[Trial]]:
+    return compare(scores, (ranks_by_content(wild, 0), ranks_by_content(calibration, 0)), 0.95, EXPERIMENT)
+
+
+def test_the_committee_is_the_mean_of_normal_quantiles_of_its_members() -> None:
+    train, calibration, x = samples(1, 100), samples(2, 60), samples(3, 40)
+    committee = Committee({"energy": Energy(), "msp": Msp(), "gradnorm": GradNorm()})
+    committee.fit(Known(HEAD, train, calibration=calibration))
+    expected = torch.zeros(40, dtype=torch.float64)
+    for method in (Energy(), Msp(), GradNorm()):
+        expected += NormalQuantiles.fit(-method.scores(calibration))(-method.scores(x)) / 3
+    torch.testing.assert_close(-committee.scores(x), expected)
+
+
+def test_without_outliers_t_keeps_its_promise_for_every_separator() -> None:
+    """Deal ID samples again and again: a new one is above the r-th smallest of n with probability 1 − r/(n + 1)."""
+    quantile, n, errors = 0.9, 100, {"committee": [], "learned": [], "auto": []}
+    for seed in range(40):
+        wild, calibration = samples(2 * seed, 400), samples(2 * seed + 1, n)
+        scores = scores_of(wild, calibration)
+        learned = learn(wild, calibration, scores, seed)
+        scores |= {"committee": committee_of(scores), "learned": (learned.wild, learned.calibration)}
+        scores["auto"] = scores[choice(scores, wild, calibration)[0]]
+        for name, own in errors.items():
+            own.append(float((scores[name][0] > score_threshold(scores[name][1], quantile)).double().mean()))
+    for name, own in errors.items():
+        # the winner of a comparison on the calibration data has a T that is a little low: less than the noise of one T
+        allowed = np.std(own) if name == "auto" else 3 * np.std(own) / math.sqrt(len(own))
+        assert np.std(own) < 0.06
+        assert np.mean(own) == pytest.approx(1 - math.ceil(quantile * n) / (n + 1), abs=allowed), name
+
+
+def test_the_learned_separator_finds_what_no_score_sees_and_the_choice_takes_it() -> None:
+    wild, calibration = samples(0, 1000, n_ood=250), samples(1, 800)
+    scores = scores_of(wild, calibration)
+    learned = learn(wild, calibration, scores, 0)
+    scores |= {"committee": committee_of(scores), "learned": (learned.wild, learned.calibration)}
+    chosen, trials = choice(scores, wild, calibration)
+    assert chosen == "learned"
+    missed = {
+        name: float((own[0][750:] <= score_threshold(own[1], 0.95)).double().mean()) for name, own in scores.items()
+    }
+    assert missed["learned"] < min(missed["energy"], missed["msp"], missed["mahalanobis"], missed["committee"]) - 0.1
+    assert [trial.score for trial in trials if trial.is_chosen] == ["learned"]
+    new = samples(5, 300, n_ood=150)
+    found = scores_of(new, calibration)
+    outlier = learned.score(new, {name: pair[0] for name, pair in found.items()})
+    assert float((outlier[150:, None] > outlier[None, :150]).double().mean()) > 0.9
+
+
+@dataclass(frozen=True)
+class Chunked(Representation):
+    """The same samples, seven at a time."""
+
+    def chunks(self) -> Iterator[Representation]:
+        for start in range(0, len(self), 7):
+            yield self.take(torch.arange(start, min(start + 7, len(self))))
+
+
+def test_neither_the_order_of_rows_nor_the_chunk_matters() -> None:
+    wild, calibration = samples(0, 300, n_ood=30), samples(1, 100)
+    scores = scores_of(wild, calibration)
+    before = learn(wild, calibration, scores, 0)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(300))
+    shuffled = {name: (pair[0][order], pair[1]) for name, pair in scores.items()}
+    after = learn(wild.take(order), calibration, shuffled, 0)
+    torch.testing.assert_close(after.wild, before.wild[order], rtol=0, atol=1e-9)
+    torch.testing.assert_close(after.calibration, before.calibration, rtol=0, atol=1e-9)
+    streamed = learn(Chunked(**vars(wild)), Chunked(**vars(calibration)), scores, 0)
+    torch.testing.assert_close(streamed.wild, before.wild, rtol=0, atol=1e-9)
+    again = learn(wild, calibration, scores, 0)
+    assert torch.equal(again.wild, before.wild)
+    np.testing.assert_array_equal(np.sort(ranks_by_content(wild, 0)), np.arange(300))
+    twice = ranks_by_content(wild.take(torch.arange(300).repeat(2)), 0)
+    np.testing.assert_array_equal(twice[:300], twice[300:])  # equal samples are dealt into one fold
+
+
+@pytest.mark.parametrize("case", ["perfect", "constant", "all outliers", "a class without calibration samples"])
+def test_odd_data_give_finite_scores(case: str) -> None:
+    n_ood = {"perfect": 50, "all outliers": 200}.get(case, 20)
+    wild, calibration = samples(0, 200, n_ood, shift=1000.0), samples(1, 60)
+    if case == "constant":
+        wild, calibration = (Representation(torch.ones_like(x.feature), x.logits, x.label) for x in (wild, calibration))
+    if case == "a class without calibration samples":
+        calibration = calibration.take(torch.nonzero(calibration.predicted != 0).flatten())
+    scores = {"energy": (-Energy().scores(wild), -Energy().scores(calibration))}
+    found = learn(wild, calibration, scores, 0)
+    assert found.wild.isfinite().all()
+    assert found.calibration.isfinite().all()
+    if case == "perfect":
+        assert found.wild[150:].min() > found.calibration.quantile(0.95)
+
+
+def test_too_few_calibration_samples_are_refused_with_what_works_instead() -> None:
+    wild, calibration = samples(0, 100), samples(1, 19)
+    with pytest.raises(ThresholdError, match=r"at least 20 calibration samples, got 19; .* or score committee"):
+        learn(wild, calibration, scores_of(wild, calibration), 0)
+
+
+def test_the_separator_as_a_detector_scores_new_samples_as_its_folds_do_on_average() -> None:
+    wild, calibration, new = samples(0, 600, n_ood=60), samples(1, 300), samples(5, 200, n_ood=100)
+    separator = Separator(SeparatorParams({"energy": Energy(), "msp": Msp()}, FILTER))
+    separator.fit(Known(HEAD, samples(1000, 200), wild, calibration=calibration))
+    score = separator.scores(new)
+    assert float((score[:100, None] > score[None, 100:]).double().mean()) > 0.9
+    assert set(separator.learned.transforms.by_name) == {"sal", "sal-T100", "energy", "msp"}
+    torch.testing.assert_close(separator.scores(new.take(torch.arange(50))), score[:50])

