@@ -44,6 +44,7 @@ from salcli.models.backbones import is_hooked, takes_vectors, wide_resnet_size
 from salcli.models.custom import ImportRefusedError, check_may_import
 from salcli.models.network import NetworkSpec, OodClassifier
 from salcli.models.pretrained import Embedder, EmbedderSpec, restore_embedder
+from salcli.pipeline.embed import ON_A_CPU
 from salcli.sal.metrics import ID_QUANTILE, is_below, p_values, threshold_that_keeps
 from salcli.store.files import DAMAGED, Found, Header, read_header, read_tensors, write_tensors
 
@@ -56,7 +57,6 @@ NETWORK, EMBEDDER = "network.", "embedder."  # prefixes of the names of the weig
 BACKBONES = (EMBEDDER, f"{NETWORK}backbone.")  # what float16 is for
 CALIBRATION = "calibration_scores"
 BATCH_SIZE = 256
-EMBEDDED_AT_ONCE = 8  # on a CPU: activations of more large images do not fit in its caches
 ROUNDING = 1e-3  # largest relative error of a tensor that is stored in float16
 
 Picture = str | os.PathLike[str] | Image.Image
@@ -85,7 +85,7 @@ def score_samples(
             with torch.inference_mode():
                 given = batch.to(device)
                 if embedder is not None:
-                    at_once = EMBEDDED_AT_ONCE if device.type == "cpu" else batch_size
+                    at_once = ON_A_CPU if device.type == "cpu" else batch_size
                     given = torch.cat([embedder(some) for some in given.split(at_once)])
                 logits, score = scorer(given)
                 probability, label = logits.softmax(1).max(1)

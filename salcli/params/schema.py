@@ -59,6 +59,7 @@ from salcli.models.backbones import (
     wide_resnet_size,
 )
 from salcli.models.custom import make_importable
+from salcli.models.pretrained import PRETRAINED
 from salcli.params.reading import lookup, read_yaml, with_overrides
 from salcli.store.layout import UNKNOWN, Experiment
 
@@ -70,7 +71,7 @@ NOT_VARIANTS = {
     "evaluation",
     "average",
 }  # folders beside those of the variants, a table row
-AUTO, PRETRAINED = "auto", "pretrained"
+AUTO = "auto"
 
 # -- checks of single values
 

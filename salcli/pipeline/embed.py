@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from salcli.engine.device import computing
 from salcli.errors import ModelError
-from salcli.models.pretrained import Embedder, build_embedder
-from salcli.params.schema import PRETRAINED, Params
+from salcli.models.pretrained import PRETRAINED, Embedder, build_embedder
+from salcli.params.schema import Params
 from salcli.progress import Task
 from salcli.store.layout import Workspace
 
