@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test lint bench env clean
+.PHONY: demo test lint bench soak env clean
 
 demo: $(INSTALLED)  ## run the pipeline on the embedded default and show the table
 	dvc repro
@@ -21,6 +21,9 @@ lint: $(INSTALLED)  ## ruff and mypy
 
 bench: $(INSTALLED)  ## compare speeds (on a quiet machine; some minutes)
 	python -m benchmarks.speed
+
+soak: $(INSTALLED)  ## kills, flipped bits and concurrent runs for 20 minutes; counts what was lost
+	python -m benchmarks.soak $(SOAK)
 
 env: $(INSTALLED)  ## the virtual environment alone
 

@@ -2,8 +2,10 @@
 
 import atexit
 import gc
+import io
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,10 +21,14 @@ from salcli.cli import prediction, projects, results, stages
 from salcli.errors import SalError
 from salcli.progress import is_main_process, rank, world_size
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
 SECONDS_FOR_MAIN = 2.0
 # how torch.distributed says that another process is gone
 LOST_PEER = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe", re.IGNORECASE)
+
+
+class _Terminated(BaseException):
+    """SIGTERM."""
 
 
 @contextmanager
@@ -45,6 +51,8 @@ def friendly_errors() -> Iterator[None]:
         _fail("error: another process has ended; its own message says why", BAD_INPUT)
     except KeyboardInterrupt:
         _fail("interrupted; nothing half-written is left behind, run the same command again", INTERRUPTED)
+    except _Terminated:
+        _fail("terminated; nothing half-written is left behind, run the same command again", TERMINATED)
 
 
 def _fail(message: str, code: int) -> None:
@@ -115,12 +123,13 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "evaluate": stages.evaluate,
         "detector": stages.detector,
     },
-    NEW_IMAGES: {"predict": prediction.predict, "export": prediction.export},
+    NEW_IMAGES: {"predict": prediction.predict, "monitor": prediction.monitor, "export": prediction.export},
     RESULTS: {
         "table": results.table,
         "report": results.report,
         "review": results.review,
         "inspect": results.inspect,
+        "verify": results.verify,
         "theory": results.theory,
         "sweep-pi": results.sweep_pi,
     },
@@ -134,8 +143,35 @@ app.add_typer(projects.data, name="data", rich_help_panel=EXPERIMENTS)
 
 def main() -> None:
     """The console script."""
+    _open_streams()
+    _end_well_when_terminated()
     atexit.register(_skip_last_collection)
     app(prog_name="salcli")
+
+
+def _open_streams() -> None:
+    """Make sure that results can be printed: to a closed stream, or in an encoding that lacks some characters."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # or the next file would get the number of a closed stream
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _end_well_when_terminated() -> None:
+    """SIGTERM ends the main process as Ctrl-C does; the processes that load data end at once."""
+    main_process = os.getpid()
+
+    def end(number: int, frame: object) -> None:
+        if os.getpid() == main_process:
+            raise _Terminated
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def _skip_last_collection() -> None:

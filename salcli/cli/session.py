@@ -104,8 +104,11 @@ class Session:
         unseen: list[str] | None = None,
         scratch: bool = False,
         parallel: bool = True,
+        elsewhere: tuple[str, ...] = (),
     ) -> "Session":
         """Load params with flags and assignments, and say what they changed. Overrides make it a scratch run.
+
+        `elsewhere` are keys that change nothing but a file at a path that the user gave.
 
         A command that is not `parallel` runs in one process only.
         """
@@ -127,7 +130,7 @@ class Session:
         for name in variant or []:
             if name not in params.variant:
                 raise unknown_name("variant", name, params.variant)
-        is_scratch = scratch or any(change.key not in NOT_A_RESULT for change in changed)
+        is_scratch = scratch or any(change.key not in {*NOT_A_RESULT, *elsewhere} for change in changed)
         _announce(changed, params_file, is_scratch)
         shares = [_share(text) for text in pi or []]
         selected = {"--ood": ood, "--pi": pi, "--seed": seed, "--variant": variant}
@@ -168,11 +171,13 @@ class Session:
 
     def run(self, stage: Callable[..., R], experiments: "Iterable[Experiment]", **options: Any) -> list[R]:
         """The results of a stage for each experiment, by all processes that torchrun started."""
+        name = " ".join([stage.__module__.rpartition(".")[2].replace("_", "-"), *map(str, options.values())]).strip()
+        done = []
         with self._processes():
-            return [
-                stage(self.workspace, self.params, experiment, progress=self.progress, **options)
-                for experiment in experiments
-            ]
+            for experiment in experiments:
+                with self.workspace.running(name, experiment):
+                    done.append(stage(self.workspace, self.params, experiment, progress=self.progress, **options))
+        return done
 
     def _processes(self) -> AbstractContextManager[object]:
         if world_size() == 1:

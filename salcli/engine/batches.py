@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from salcli.engine.augmentation import Augmentation
 from salcli.engine.device import Compute
-from salcli.errors import DataError
+from salcli.errors import BadArtifactError, DataError
 
 # Rows up to this size are copied to the device once and stay there; larger ones are read by worker processes.
 RESIDENT_BYTES = 2 << 30
@@ -53,12 +53,19 @@ class Rows:
         """A copy of some rows in memory."""
         wanted = self.index[positions]
         samples = np.empty((len(wanted), *self.sample_shape), self.arrays[0].dtype)
-        start = 0
+        start = n_found = 0
         for array in self.arrays:
             inside = (wanted >= start) & (wanted < start + len(array))
+            n_found += int(inside.sum())
             # a new map for each read: with a single one, every page ever read would count as memory of this process
             samples[inside] = _mapped(_location(array))[wanted[inside] - start]
             start += len(array)
+        if n_found < len(wanted):
+            wrong = wanted[(wanted < 0) | (wanted >= start)]
+            raise BadArtifactError(
+                f"{len(wrong)} rows, the first of them {wrong[0]}, are not among the {start} prepared samples; "
+                "make splits and wild sets again: salcli prepare"
+            )
         return torch.from_numpy(samples)
 
     def __getitem__(self, position: int) -> Tensor:

@@ -1,19 +1,23 @@
 """Reading and writing files: atomic writes, HDF5, safetensors, JSON and CSV. The same content gives the same bytes.
 
-Every HDF5 and safetensors file has a header: its kind, the version of its format, and `about`: how it was made.
+Every HDF5 and safetensors file has a header: its kind, the version of its format, and `about`: how it was made. It
+also has a seal, the SHA-256 of the whole file, which is checked when its content is read.
 """
 
 from __future__ import annotations
 
 import csv
+import fcntl
 import hashlib
 import io
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +30,12 @@ from salcli.errors import BadArtifactError, StorageError
 if TYPE_CHECKING:
     from torch import Tensor  # tables and headers are read without torch
 
-SCHEMA = 2
+SCHEMA = 3
+USER_BLOCK = 512  # bytes before the content of an HDF5 file, which the library leaves alone: room for the seal
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+SEAL = b"salcli-sha256:"
+NOT_SEALED = SEAL + b"0" * 64
+SEAL_IS_WITHIN = 2**20  # bytes from the start of a file
 DAMAGED = (SafetensorError, OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -54,6 +62,7 @@ class Header:
     about: dict[str, Any] = field(default_factory=dict)
     spec: dict[str, Any] = field(default_factory=dict)  # of a network: what it is built from
     schema: int = SCHEMA
+    seal: str = ""
 
     def __post_init__(self) -> None:
         if not (isinstance(self.about, dict) and isinstance(self.spec, dict)):
@@ -64,24 +73,78 @@ class Header:
 def atomic_path(path: Path) -> Iterator[Path]:
     """A path to write to. It becomes `path` when the block succeeds, and is removed when it fails.
 
-    A killed process leaves the old file as it was, and at most the hidden partial file, which the next run replaces.
+    A killed process leaves the old file as it was, and at most a hidden partial file, which the next run removes.
     """
     if path.is_char_device() or path.is_fifo():  # /dev/null: root would replace the device by a file
         yield path
         return
-    partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial = own_sibling(path, "partial")
         try:
             yield partial
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             partial.replace(path)
+            _sync_folder(path.parent)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:  # a full disk, a read-only folder, a file where a folder should be
         reason = os.strerror(error.errno) if error.errno else error
         raise StorageError(f"{path} cannot be written: {reason}; fix that and run the same command again") from None
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Only one process at a time may be inside. The lock of a killed process is gone with it; the file stays."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+    except OSError:  # nothing can be written here: the stage will say so
+        yield
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise StorageError(
+                f"{what} is already running (process {file.read().strip()}); wait until it ends, or stop it"
+            ) from None
+        with suppress(OSError):  # the number is for people
+            os.truncate(file.fileno(), 0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
+        yield
+
+
+def own_sibling(path: Path, suffix: str) -> Path:
+    """A hidden file beside `path` that no other process writes. Those that killed processes left here are removed."""
+    host = socket.gethostname()[:64]
+    for left in path.parent.glob(f".{escape(path.name)}.{escape(host)}-*.{suffix}"):
+        pid = left.name.split("-")[-1].removesuffix(f".{suffix}")
+        if pid.isdigit() and not _is_running(int(pid)):
+            left.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.{host}-{os.getpid()}.{suffix}")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that a rename survives a power failure."""
+    with suppress(OSError):  # some file systems do not sync folders
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -112,17 +175,54 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], fieldnames: Sequenc
     write_text(path, text.getvalue())
 
 
+# -- seals
+
+
+def _seal(path: Path) -> None:
+    """Put the SHA-256 of a file in the place that was left for it."""
+    with path.open("r+b") as file:
+        position = file.read(SEAL_IS_WITHIN).index(NOT_SEALED) + len(SEAL)
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(position)
+        file.write(digest.encode())
+
+
+def check_seal(found: Found) -> None:
+    """Raise if any byte of a file has changed since it was written."""
+    facts = found.path.stat()
+    if not _is_intact(found.path, facts.st_ino, facts.st_size, facts.st_ctime_ns):
+        raise BadArtifactError(f"{found.path} is damaged: its content does not match its checksum; {found.fix}")
+
+
+@lru_cache(maxsize=256)
+def _is_intact(path: Path, inode: int, size: int, ctime_ns: int) -> bool:
+    with path.open("rb") as file:
+        start = file.read(SEAL_IS_WITHIN)
+        position = start.find(SEAL) + len(SEAL)
+        if position < len(SEAL):
+            return False
+        digest = hashlib.sha256(start[:position] + b"0" * 64 + start[position + 64 :])
+        while block := file.read(SEAL_IS_WITHIN):
+            digest.update(block)
+    return start[position : position + 64] == digest.hexdigest().encode()
+
+
 # -- HDF5
 
 
 @contextmanager
 def creating(path: Path, kind: str, about: Mapping[str, Any]) -> Iterator[h5py.File]:
     """A new HDF5 file of a kind. `about` may be anything that JSON can say."""
-    with atomic_path(path) as partial, _new_file(partial) as file:
-        file.attrs["kind"] = kind
-        file.attrs["schema"] = SCHEMA
-        file.attrs["about"] = json.dumps(about, sort_keys=True)
-        yield file
+    with atomic_path(path) as partial:
+        with _new_file(partial) as file:
+            file.attrs["kind"] = kind
+            file.attrs["schema"] = SCHEMA
+            file.attrs["about"] = json.dumps(about, sort_keys=True)
+            yield file
+        with partial.open("r+b") as raw:
+            raw.write(NOT_SEALED)
+        _seal(partial)
 
 
 @contextmanager
@@ -136,6 +236,7 @@ def _new_file(path: Path) -> Iterator[h5py.File]:
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_sieve_buf_size(0)
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    creation.set_userblock(USER_BLOCK)
     creation.set_obj_track_times(False)  # or the same content would not give the same bytes
     file = h5py.File(h5py.h5f.create(bytes(path), h5py.h5f.ACC_TRUNC, creation, access))
     try:
@@ -154,6 +255,7 @@ def reading(found: Found, kind: str) -> Iterator[h5py.File]:
     try:
         with h5py.File(found.path, "r") as file:
             _check_kind(_hdf5_header(file), found, kind)
+            check_seal(found)
             yield file
     except DAMAGED as error:
         raise found.damaged(error) from None
@@ -221,14 +323,22 @@ def write_tensors(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> 
     # copies, because a network may share weights between layers, which the library refuses
     copies = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
     # one metadata entry: the library would write several in random order
-    content = save(copies, metadata={"salcli": json.dumps(asdict(header), sort_keys=True)})
+    about = asdict(replace(header, seal=NOT_SEALED.decode()))
+    content = save(copies, metadata={"salcli": json.dumps(about, sort_keys=True)})
     with atomic_path(path) as partial:
         partial.write_bytes(content)
+        _seal(partial)
 
 
 def read_tensors(found: Found) -> dict[str, Tensor]:
+    """All tensors of a file, which must be finite."""
+    check_seal(found)
     with safe_open(found.path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and (n_bad := tensor.numel() - int(tensor.isfinite().sum())):
+            raise found.damaged(f"{n_bad} of {tensor.numel()} numbers of {name} are NaN or infinite")
+    return tensors
 
 
 # -- headers and fingerprints
@@ -237,7 +347,7 @@ def read_tensors(found: Found) -> dict[str, Tensor]:
 def read_header(found: Found, kind: str | None = None) -> Header:
     """The header of an HDF5 or safetensors file of any name, without its content."""
     with found.path.open("rb") as raw:
-        is_hdf5 = raw.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE
+        is_hdf5 = HDF5_SIGNATURE in (raw.read(len(HDF5_SIGNATURE)), raw.read(USER_BLOCK)[-len(HDF5_SIGNATURE) :])
     try:
         if is_hdf5:
             with h5py.File(found.path, "r") as file:

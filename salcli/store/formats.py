@@ -37,6 +37,7 @@ from salcli.store.files import (
     about_of,
     atomic_path,
     creating,
+    own_sibling,
     read_arrays,
     read_header,
     read_tensors,
@@ -67,6 +68,7 @@ class Description:
     names: tuple[str, ...] = ()  # n, where samples have one: the file of an image, the id of a row
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that people want to see, n cells each
     digests: Digests | None = None  # n, of the pixels or values that were read; None: of the array
+    is_calibration: NDArray[np.bool_] | None = None  # n
 
 
 def write_samples(
@@ -100,7 +102,10 @@ def write_streamed_samples(
     draft first, and are copied if the draft turns out too large.
     """
     _check_space(path, shape, dtype)
-    draft = path.with_name(f".{path.name}.draft") if may_be_fewer else path
+    draft = path
+    if may_be_fewer:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = own_sibling(path, "draft")
     try:
         with creating(draft, SAMPLES, {}) as file:
             n_written = _write_rows(file, shape, dtype, pieces)
@@ -127,15 +132,28 @@ def read_samples(found: Found) -> Samples:
             labels=np.asarray(file["labels"]) if "labels" in file else None,
             class_names=tuple(os.fsdecode(name) for name in file.get("class_names", ())),
             is_test=np.asarray(file["is_test"]) if "is_test" in file else None,
+            is_calibration=np.asarray(file["is_calibration"]) if "is_calibration" in file else None,
         )
         if samples.array.ndim != (2 if VECTORS in file else 4):
             raise ValueError(f"its samples have {samples.array.ndim} axes")
-        for array in (samples.labels, samples.is_test):
+        for array in (samples.labels, samples.is_test, samples.is_calibration):
             if array is not None and array.shape != (len(samples),):
-                raise ValueError(f"it has {len(samples)} samples, but another number of labels or test marks")
+                raise ValueError(f"it has {len(samples)} samples, but another number of labels or marks")
+        if samples.labels is not None and samples.class_names:
+            _check_within(samples.labels, len(samples.class_names), "labels")
         if file["digest"].shape != (len(samples), DIGEST_BYTES):
             raise ValueError(f"it has {len(samples)} samples, but another number of digests")
         return samples
+
+
+def _check_within(numbers: NDArray[Any], n: int, what: str) -> None:
+    """Numbers of rows or classes must be integers from 0 to n − 1."""
+    if numbers.dtype.kind not in "iu":
+        raise ValueError(f"its {what} are no integers")
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= n))
+    if len(wrong):
+        first = ", ".join(str(numbers[i]) for i in wrong[:3])
+        raise ValueError(f"{len(wrong)} of its {len(numbers)} {what} are not between 0 and {n - 1}, the first: {first}")
 
 
 def read_file_names(found: Found) -> tuple[str, ...]:
@@ -170,7 +188,7 @@ def _write_rows(file: h5py.File, shape: tuple[int, ...], dtype: np.dtype[Any], p
 
 
 def _write_description(file: h5py.File, rest: Description) -> None:
-    for name in ("labels", "is_test"):
+    for name in ("labels", "is_test", "is_calibration"):
         array = getattr(rest, name)
         if array is not None:
             file.create_dataset(name, data=array)
@@ -208,7 +226,7 @@ def _check_space(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> No
 
 # -- splits and the wild set
 
-ID_SPLIT, WILD_SET, WILD_TRUTH = "id-split", "wild-set", "wild-truth"
+ID_SPLIT, WILD_SET, WILD_HOLDOUT, WILD_TRUTH = "id-split", "wild-set", "wild-holdout", "wild-truth"
 
 
 def write_id_split(path: Path, split: IdSplit, about: Mapping[str, Any]) -> None:
@@ -218,9 +236,20 @@ def write_id_split(path: Path, split: IdSplit, about: Mapping[str, Any]) -> None
 def read_id_split(found: Found) -> IdSplit:
     arrays = read_arrays(found, ID_SPLIT)
     try:
-        return IdSplit(*(arrays[part.name] for part in fields(IdSplit)))
+        split = IdSplit(*(arrays[part.name] for part in fields(IdSplit)))
     except KeyError as error:
         raise found.damaged(f"no {error}") from None
+    _check_rows(found, *vars(split).values())
+    return split
+
+
+def _check_rows(found: Found, *parts: Index) -> None:
+    """Each row stands in one part, once. Whether there are so many samples is checked when they are read."""
+    rows = np.concatenate(parts)
+    if rows.dtype.kind not in "iu" or (rows < 0).any():
+        raise found.damaged("some of its rows are no numbers from 0 on")
+    if n_more := len(rows) - len(np.unique(rows)):
+        raise found.damaged(f"{n_more} of its {len(rows)} rows stand there twice")
 
 
 @dataclass(frozen=True)
@@ -239,6 +268,18 @@ def read_wild_set(found: Found) -> WildSet:
     arrays = read_arrays(found, WILD_SET)
     try:
         return WildSet(arrays["source"], arrays["ood_test"])
+    except KeyError as error:
+        raise found.damaged(f"no {error}") from None
+
+
+def write_wild_holdout(path: Path, source: Index, about: Mapping[str, Any]) -> None:
+    """Wild samples that neither the filter nor any training sees: a file apart, so that none reads them by accident."""
+    write_arrays(path, WILD_HOLDOUT, {"source": source}, about)
+
+
+def read_wild_holdout(found: Found) -> Index:
+    try:
+        return read_arrays(found, WILD_HOLDOUT)["source"]
     except KeyError as error:
         raise found.damaged(f"no {error}") from None
 
@@ -301,10 +342,15 @@ class RepresentationFile:
     def open(cls, found: Found) -> RepresentationFile:
         """Reads everything but features and logits."""
         with reading(found, REPRESENTATION) as file:
+            n, n_classes = file["logits"].shape
+            for name in ("label", "predicted"):
+                _check_within(file[name][:], n_classes, f"{name} numbers")
+            if not len(file["label"]) == len(file["predicted"]) == len(file["feature"]) == n:
+                raise ValueError("its columns have different lengths")
             return cls(
                 found=found,
                 about=about_of(file),
-                n_classes=file["logits"].shape[1],
+                n_classes=n_classes,
                 n_features=file["feature"].shape[1],
                 label=torch.from_numpy(file["label"][:]),
                 predicted=torch.from_numpy(file["predicted"][:]),
@@ -342,6 +388,11 @@ class RepresentationFile:
         """Some rows of the file."""
         # new maps each time: with one for all reads, every row ever read would count as memory of this process
         feature, logits = (torch.from_numpy(np.array(column.open()[rows])) for column in self._columns)
+        for name, numbers in (("feature", feature), ("logits", logits)):
+            if not numbers.sum().isfinite():  # one pass without copies
+                n_bad = int((~numbers.isfinite()).any(dim=1).sum())
+                if n_bad:  # else the sum alone is too large
+                    raise self.found.damaged(f"the {name} of {n_bad} of {len(label)} samples is NaN or infinite")
         return Representation(feature, logits, label)
 
 
@@ -413,6 +464,8 @@ def read_network(found: Found, network_class: type[N]) -> N:
 
 # -- the state of an unfinished training
 
+DIGEST = 32  # bytes of a checksum, before the state
+
 
 class ResumePoint:
     """Keeps the state of a training run outside of what DVC tracks, so that it survives a kill.
@@ -428,8 +481,11 @@ class ResumePoint:
     def load(self) -> dict[str, Any] | None:
         """The state that an earlier run left, if it can be used."""
         try:
-            content = torch.load(self._path, map_location="cpu", weights_only=True)
-            settings, state = content["config"], content["state"]
+            content = self._path.read_bytes()
+            if hashlib.sha256(content[DIGEST:]).digest() != content[:DIGEST]:
+                raise ValueError("its content does not match its checksum")
+            loaded = torch.load(io.BytesIO(content[DIGEST:]), map_location="cpu", weights_only=True)
+            settings, state = loaded["config"], loaded["state"]
         except FileNotFoundError:
             return None
         except Exception:  # whatever is wrong with it, it cannot be used
@@ -445,7 +501,7 @@ class ResumePoint:
         content = io.BytesIO()  # torch's own writer does not report a full disk as an OSError
         torch.save({"config": self._settings, "state": state}, content)
         with atomic_path(self._path) as partial:
-            partial.write_bytes(content.getbuffer())
+            partial.write_bytes(hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
 
     def clear(self) -> None:
         """The training is complete."""

@@ -5,13 +5,16 @@ The only module that knows paths: DVC's pipeline (dvc.yaml) names the same ones,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from salcli.errors import BadArtifactError, MissingArtifactError
-from salcli.store.files import Found, fingerprint, read_header
+from salcli.progress import is_main_process
+from salcli.store.files import Found, fingerprint, locked, read_header
 
 SCRATCH = "scratch"
 RUNS = "runs"
@@ -110,9 +113,19 @@ class Experiment:
         return Artifact(f"{self._split_folder}/truth.h5", self.wild.made_by, (self.split, self.wild))
 
     @property
+    def wild_holdout(self) -> Artifact:
+        """Wild samples that neither the filter nor any training sees, as indices (data.wild_holdout)."""
+        return Artifact(f"{self._split_folder}/wild-holdout.h5", self.wild.made_by, (self.split, self.wild))
+
+    @property
     def wild_representation(self) -> Artifact:
         path = f"{self._wild_folder}/representation/wild.h5"
         return Artifact(path, f"salcli extract-grads wild{self._of_wild}", (self.classifier, self.wild))
+
+    @property
+    def wild_holdout_representation(self) -> Artifact:
+        path = f"{self._wild_folder}/representation/wild-holdout.h5"
+        return Artifact(path, f"salcli extract-grads wild{self._of_wild}", (self.classifier, self.wild_holdout))
 
     def test_representation(self, unseen: str = "") -> Artifact:
         """Of OOD test data: the rest of the set that is in the wild data, or an unseen set, which is only tested on."""
@@ -129,10 +142,20 @@ class Experiment:
         return Artifact(f"{self._wild_folder}/train-{method}.csv", self._trained_by(method))
 
     def evaluation(self, file: str, unseen: str = "") -> Artifact:
-        """scores.h5, metrics.json, roc.csv or histogram.csv of all methods on one OOD test set."""
+        """scores.h5, metrics.json, roc.csv, histogram.csv or estimates.json of all methods on one OOD test set."""
         command = f"unseen --unseen {unseen}" if unseen else "own"
         folder = f"{self._wild_folder}/evaluation{f'/unseen/{unseen}' if unseen else ''}"
         return Artifact(f"{folder}/{file}", f"salcli evaluate {command}{self._of_wild}")
+
+    @property
+    def estimates(self) -> Artifact:
+        """FPR95 and AUROC of all methods estimated on held-out wild data, and the method that seems best."""
+        return self.evaluation("estimates.json")
+
+    @property
+    def detector(self) -> Artifact:
+        """All that predictions need, in one file."""
+        return Artifact(f"{self._wild_folder}/{DETECTOR}", f"salcli detector{self._of_wild}")
 
     # -- of a variant
 
@@ -146,11 +169,6 @@ class Experiment:
     def filter_metrics(self) -> Artifact:
         """Threshold, number of candidates, ERR_in and ERR_out."""
         return Artifact(f"{self._variant_folder}/filter.json", f"salcli filter{self._of_variant}")
-
-    @property
-    def detector(self) -> Artifact:
-        """All that predictions need, in one file."""
-        return Artifact(f"{self._variant_folder}/{DETECTOR}", f"salcli detector{self._of_variant}")
 
     def theory(self, suffix: str) -> Artifact:
         """ζ, its condition, π̂ and the errors against T: json, png or svg."""
@@ -220,6 +238,16 @@ class Workspace:
     def target(self, artifact: Artifact) -> Path:
         """Where to write the artifact."""
         return (self.root / SCRATCH if self.scratch else self.root) / artifact.path
+
+    @contextmanager
+    def running(self, stage: str, experiment: Experiment) -> Iterator[None]:
+        """One process at a time runs a stage of an experiment; a second one is refused."""
+        if not is_main_process():  # of several that torchrun has started
+            yield
+            return
+        name = re.sub(r"[^\w.-]+", "-", f"{stage} {experiment}".replace("π", "pi"))
+        with locked(self.target(Artifact(f".salcli/locks/{name}.lock", "")), f"{stage} ({experiment})"):
+            yield
 
     def has(self, artifact: Artifact) -> bool:
         return self._existing(artifact)[0].exists()

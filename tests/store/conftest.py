@@ -1,6 +1,8 @@
 """One small file of every format."""
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,19 @@ def readers() -> dict[str, Callable[[Found], Any]]:
         "classifier": lambda found: formats.read_network(found, Classifier),
         "ood-classifier": lambda found: formats.read_network(found, OodClassifier),
     }
+
+
+@pytest.fixture(scope="session")
+def small_files_only() -> Callable[[int], AbstractContextManager[None]]:
+    """The system refuses to write beyond so many bytes, as a full disk does, but for this process alone."""
+
+    @contextmanager
+    def limited(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited

@@ -3,24 +3,21 @@
 import json
 import pickle
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
 from helpers.cli import files
 from helpers.compute import Watched
-from helpers.networks import random_images, spec
+from helpers.fake_data import Malicious
 from helpers.quick import REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from salcli.data.duplicates import sample_digests
 from salcli.data.samples import Samples
@@ -28,13 +25,12 @@ from salcli.errors import BadArtifactError
 from salcli.models.network import Classifier
 from salcli.sal.gradients import Representation
 from salcli.store import formats
-from salcli.store.files import Found, read_header
-from salcli.store.formats import Candidates, Description, RepresentationFile, ResumePoint
+from salcli.store.files import Found, Header, write_tensors
+from salcli.store.formats import Description, RepresentationFile, ResumePoint
 
 Readers = dict[str, Callable[[Found], Any]]
 MADE_BY = "salcli make-it --seed 3"
-HDF5 = ["samples", "split", "wild", "truth", "representation", "candidates"]
-NAMES = [*HDF5, "classifier", "ood-classifier"]
+NAMES = ["samples", "split", "wild", "truth", "representation", "candidates", "classifier", "ood-classifier"]
 EVERY_FORMAT = pytest.mark.parametrize("name", NAMES)
 
 
@@ -68,50 +64,14 @@ def test_a_file_that_is_cut_short_anywhere_and_any_other_file_is_refused(
     refused(readers[name], path)
 
 
-@EVERY_FORMAT
-def test_a_file_of_another_kind_is_refused_with_both_names(written: Path, readers: Readers, name: str) -> None:
-    own = read_header(Found(written / name)).kind
-    for other in set(NAMES) - {name}:
-        message = refused(readers[name], written / other)
-        if (name in HDF5) == (other in HDF5):
-            assert f"is a file of kind {read_header(Found(written / other)).kind}, not {own}" in message
-
-
-@pytest.mark.parametrize("name", sorted(set(HDF5) - {"truth"}))
-def test_a_file_without_its_arrays_is_refused(written: Path, readers: Readers, tmp_path: Path, name: str) -> None:
-    """Of the truth no array means that it is not known. What is optional for samples must fit the images."""
-    with h5py.File(written / name) as file:
-        arrays = set(file) - {"class_names", "names"}
-    for array in arrays:
-        shutil.copy(written / name, tmp_path / name)
-        with h5py.File(tmp_path / name, "r+") as file:
-            del file[array]
-            if array in ("labels", "is_test"):
-                file[array] = np.zeros(8, int)
-        refused(readers[name], tmp_path / name)
-
-
-class Malicious:
-    """Leaves a trace where it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.trace,)
-
-
 def test_nothing_is_unpickled(readers: Readers, tmp_path: Path) -> None:
     path, trace = tmp_path / "file", tmp_path / "trace"
     torch.save({"config": "x", "state": Malicious(trace)}, path)
     assert ResumePoint(path, {}, Watched()).load() is None
-    for content in (path.read_bytes(), pickle.dumps(Malicious(trace))):
-        path.write_bytes(content)
-        for read in readers.values():
-            refused(read, path)
+    path.write_bytes(pickle.dumps(Malicious(trace)))
+    for read in readers.values():
+        refused(read, path)
     assert not trace.exists()
-    pickle.loads(path.read_bytes())
-    assert trace.exists()  # the trap works
 
 
 # CIFAR is published as pickles: tests/data/test_readers.py shows what becomes of code in them
@@ -125,20 +85,6 @@ def test_the_source_loads_nothing_that_could_run_code() -> None:
 
 
 # --- samples
-
-
-def test_samples_are_read_as_a_map_of_the_file(written: Path) -> None:
-    found = formats.read_samples(Found(written / "samples"))
-    assert isinstance(found.array, np.memmap)
-    with h5py.File(written / "samples") as file:
-        np.testing.assert_array_equal(found.array, file["images"])
-    assert found.class_names == ("a", "b", "c")
-    assert found.labels is not None
-    assert found.is_test is not None
-    assert found.labels.tolist() == [0, 1, 2] * 3
-    assert found.is_test.sum() == 3
-    assert formats.read_file_names(Found(written / "samples"))[4] == "4.png"
-    assert read_header(Found(written / "samples")).about == {"fit": "crop", "name": "some"}
 
 
 @pytest.mark.parametrize(
@@ -155,6 +101,7 @@ def test_samples_of_any_size_are_stored(tmp_path: Path, samples: Samples) -> Non
     formats.write_samples(tmp_path / "set.h5", samples, "some")
     found = formats.read_samples(Found(tmp_path / "set.h5"))
     np.testing.assert_array_equal(found.array, samples.array, strict=True)
+    assert isinstance(found.array, np.memmap) or not len(samples)
     assert found.class_names == samples.class_names
     assert formats.read_file_names(Found(tmp_path / "set.h5")) == ()
     np.testing.assert_array_equal(formats.read_digests(Found(tmp_path / "set.h5")), sample_digests(samples.array))
@@ -179,52 +126,6 @@ def test_a_stream_with_fewer_rows_gives_the_same_bytes_as_those_rows_at_once(
     content = files(folder)
     assert content["streamed"] == content["at once"]
     assert len(content) == 2
-
-
-@pytest.mark.parametrize("may_be_fewer", [True, False])
-def test_a_stream_that_fails_leaves_nothing(tmp_path: Path, may_be_fewer: bool) -> None:
-    def pieces() -> Iterator[np.ndarray]:
-        yield np.zeros((2, 1, 2, 2), np.uint8)
-        raise KeyboardInterrupt
-
-    shape, dtype = (4, 1, 2, 2), np.dtype(np.uint8)
-    with pytest.raises(KeyboardInterrupt):
-        formats.write_streamed_samples(
-            tmp_path / "set.h5", shape, dtype, pieces(), lambda: Description("x"), may_be_fewer=may_be_fewer
-        )
-    assert not files(tmp_path)
-
-
-# --- splits, the wild set, candidates
-
-
-def test_splits_wild_sets_and_the_truth_come_back_as_they_were(written: Path, tmp_path: Path) -> None:
-    parts = vars(formats.read_id_split(Found(written / "split"))).values()
-    wild, truth = formats.read_wild_set(Found(written / "wild")), formats.read_wild_truth(Found(written / "truth"))
-    assert [part.tolist() for part in parts] == np.arange(12).reshape(4, 3).tolist()
-    assert (wild.source.tolist(), wild.ood_test.tolist()) == ([0, 1, 2], [3, 4, 5])
-    assert truth is not None
-    assert truth.tolist() == [False, False, True]
-    formats.write_wild_truth(tmp_path / "truth", None, {})
-    assert formats.read_wild_truth(Found(tmp_path / "truth")) is None
-
-
-@settings(max_examples=30)
-@given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=20), st.floats(allow_nan=False, allow_infinity=False))
-def test_candidates_come_back_as_they_were(
-    tmp_path_factory: pytest.TempPathFactory, scores: list[float], threshold: float
-) -> None:
-    path, score = tmp_path_factory.getbasetemp() / "candidates", np.array(scores)
-    is_candidate = score > threshold
-    chosen = Candidates(np.flatnonzero(is_candidate), score, np.arange(len(score)), -score, threshold, "gradnorm")
-    formats.write_candidates(path, chosen, {"seed": 3})
-    found = formats.read_candidates(Found(path))
-    assert (found.threshold, found.score_name) == (threshold, "gradnorm")
-    for name in ("index", "wild_score", "predicted", "calibration_score"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(chosen, name), strict=True)
-    np.testing.assert_array_equal(found.is_candidate, is_candidate)
-    np.testing.assert_array_equal(found.score, score[is_candidate])
-    assert read_header(Found(path)).about["seed"] == 3
 
 
 # --- representations
@@ -271,21 +172,11 @@ def test_taking_rows_of_a_file_is_taking_them_in_memory(
 # --- networks
 
 
-def test_a_network_comes_back_ready_for_inference(written: Path) -> None:
-    network = formats.read_network(Found(written / "classifier"), Classifier)
-    assert network.spec == spec("small-cnn", 3, 1)
-    torch.manual_seed(0)
-    expected, images = Classifier(spec("small-cnn", 3, 1)).eval(), random_images(2, 1, 8, 8)
-    assert network(images).equal(expected(images))
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({}, "does not fit its own description"),  # but there is one tensor more
-        ({"n_classes": 9}, "does not fit its own description"),
         ({"mean": 3}, "does not fit its own description"),
-        ({"backbone": None}, "does not fit its own description"),
         ({"backbone": "small-cn"}, "no backbone is called small-cn (did you mean small-cnn?); known: "),
     ],
 )
@@ -296,7 +187,7 @@ def test_a_network_that_does_not_fit_its_description_is_refused(
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header = json.loads(file.metadata()["salcli"])
     described = {**header, "spec": header["spec"] | changes}
-    save_file(weights | {"extra": torch.zeros(1)}, tmp_path / "net", metadata={"salcli": json.dumps(described)})
+    write_tensors(tmp_path / "net", Header(**described), weights | {"extra": torch.zeros(1)})
     assert reason in refused(lambda found: formats.read_network(found, Classifier), tmp_path / "net")
 
 

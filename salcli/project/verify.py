@@ -1,0 +1,59 @@
+"""Whether the files of a project still are what was written: HDF5 and safetensors by their seal, others by dvc.lock."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from salcli.errors import BadArtifactError
+from salcli.params.reading import read_yaml
+from salcli.progress import Progress, Silent
+from salcli.store.files import Found, check_seal
+from salcli.store.layout import RUNS, SCRATCH
+
+FOLDERS = ("data/prepared", "data/unseen", "data/splits", RUNS, SCRATCH)
+SEALED = {".h5", ".safetensors"}
+
+
+@dataclass(frozen=True)
+class Verified:
+    n_files: int
+    n_unknown: int  # files without a checksum
+    problems: list[str]
+
+
+def verify(root: Path, progress: Progress | None = None) -> Verified:
+    """Read every file that stages wrote, and compare it with its checksum."""
+    expected = _of_dvc(root / "dvc.lock")
+    files = sorted(path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file())
+    files = [path for path in files if not path.name.startswith(".")]
+    problems, n_unknown = [], 0
+    with (progress or Silent()).task("verify", sum(path.stat().st_size for path in files), "bytes") as task:
+        for path in files:
+            name = path.relative_to(root).as_posix()
+            if path.suffix in SEALED:
+                try:
+                    check_seal(Found(path))
+                except BadArtifactError as error:
+                    problems.append(str(error))
+            elif name not in expected:
+                n_unknown += 1
+            elif hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != expected[name]:
+                problems.append(f"{name} is not what dvc.lock says: damaged, or made again without dvc repro")
+            task.advance(path.stat().st_size)
+    missing = [name for name in expected if not (root / name).exists()]
+    problems += [f"{name} is missing; get it with dvc pull, or make it with dvc repro" for name in missing]
+    return Verified(len(files), n_unknown, problems)
+
+
+def _of_dvc(lock: Path) -> dict[str, str]:
+    """The MD5 of every file that DVC knows."""
+
+    def outs() -> Iterator[tuple[str, str]]:
+        for stage in read_yaml(lock).get("stages", {}).values() if lock.exists() else ():
+            for out in stage.get("outs", ()):
+                yield str(out["path"]), str(out.get("md5", ""))
+
+    return dict(outs())
