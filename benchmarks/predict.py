@@ -72,7 +72,7 @@ def bare_pass(detector: Detector, files: tuple[Path, ...], folder: Path) -> None
     decoded = detector.takes.read(files, detector.batch_size)
     with closing(one_ahead(decoded)) as parts, torch.inference_mode():
         for part in parts:
-            detector.scorer(torch.from_numpy(part.array))
+            detector.network(torch.from_numpy(part.array))
 
 
 def predict(detector: Detector, files: tuple[Path, ...], folder: Path) -> None:

@@ -1,22 +1,32 @@
-"""Which separator finds the outliers in the wild data, when the classifier has not seen the wild ID data?
+"""Which separator finds the outliers in the wild data, and what does SAL learn from them?
 
-    python benchmarks/separators.py FOLDER --real DATA --weights resnet20-cifar10.safetensors [--seeds 5] [--part …]
+    python benchmarks/separators.py FOLDER --real DATA --weights resnet20-cifar10.safetensors
+        [--embeddings VECTORS] [--seeds 5] [--part main calibration pi drift frozen embedded sal] [--show]
 
-DATA has cifar10/{train,test}/CLASS/*.png, FashionMNIST/raw and MNIST/raw; the weights are those of a ResNet-20 trained
-on CIFAR-10's training set (akamaster's names). Calibration, wild and test ID samples are all of CIFAR-10's test set,
-which it has not seen: 2,000 for calibration, 5,400 + 600 outliers wild, 2,600 for tests. OOD sets: Fashion-MNIST,
-MNIST, patches of scikit-learn's two photographs, training images with their tiles shuffled (jigsaw), means of two
-training images (blends). Features are extracted once into FOLDER/features, results are appended to FOLDER/PART.csv, and
-what is there is not computed again. Parts: main; pi, calibration (their size); drift (all wild data changed).
+Every cell (a part, an OOD set, a seed, …) is one file FOLDER/PART/CELL.json; what is there is not computed again, so a
+run that was stopped goes on. `--show` prints the tables of what is there.
+
+main, calibration (its size), pi, drift (all wild data changed): a ResNet-20 trained on CIFAR-10's training set
+(akamaster's names). DATA has cifar10/{train,test}/CLASS/*.png, FashionMNIST/raw and MNIST/raw. Calibration, wild and
+test ID samples are all of CIFAR-10's test set, which the network has not seen: 2,000 for calibration, 5,400 + 600
+outliers wild, 2,600 for tests. OOD sets: Fashion-MNIST, MNIST, patches of scikit-learn's two photographs, training
+images with their tiles shuffled (jigsaw), means of two training images (blends). Features are extracted once.
+sal: the same network, fine-tuned in 100 steps with the candidates of τ, of auto, and with the true outliers.
+frozen: VECTORS has cifar-CLASS.npy and others, one vector per row. Five classes (other ones for each seed) are ID, the
+other five are near OOD, every other file is far OOD. Linear heads, fitted to the end.
+embedded: digits 0–7 against 8–9 and photo-patches with salcli's own pipeline and its params.yaml.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
+import math
 import struct
 from collections.abc import Callable, Iterator
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +38,35 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from salcli.engine.batches import Rows
+from salcli.engine.linear import Examples, FullFit
 from salcli.methods.base import Head, Known
-from salcli.methods.sal import COMMITTEE, LEARNED, labeled, tau, unlabeled
-from salcli.methods.separators import Learned, Transforms, learn, members, ranks_by_content, tau_name, temperatures
+from salcli.methods.sal import BLEND, COMMITTEE, LEARNED, TAU, labeled_gradients, tau, unlabeled_gradients
+from salcli.methods.separators import Transforms, blend, learn, members, ranks_by_content, tau_name, temperatures
+from salcli.models.network import Classifier, NetworkSpec, OodClassifier
 from salcli.params.schema import Params, load_params
+from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
+from salcli.pipeline import filter as filter_stage
 from salcli.pipeline.filter import compare
-from salcli.sal.filter import separation_errors
+from salcli.progress import Silent
+from salcli.sal.filter import score_threshold, separation_errors
 from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ood_metrics
+from salcli.sal.objective import sal_objective
 from salcli.sal.unlabeled import best_bin, estimated_share, partial_excess, verdict
-from salcli.store.layout import Experiment
+from salcli.store.files import read_header
+from salcli.store.formats import read_wild_truth, write_candidates
+from salcli.store.layout import Experiment, Workspace
 
-OOD = ("fashion-mnist", "jigsaw", "mnist", "photo-patches", "blends")  # looked at while tuning: the first two
+OOD = ("fashion-mnist", "jigsaw", "mnist", "photo-patches", "blends")
 N_TEST_ID, N_OOD = 2600, 6000
 PARAMS = Path(__file__).parent.parent / "params.yaml"
+CPU = torch.device("cpu")
+TRUTH = "truth"
+N_STEPS, N_BATCH = 100, 64  # of fine-tuning; ID samples and as many candidates in a step
+FROZEN = ((400, 0.1), (100, 0.1), (400, 0.02))  # calibration samples, π
+PARTS = ("main", "calibration", "pi", "drift", "frozen", "embedded", "sal")
+NUMBERS = ("err_in", "err_out", "precision", "estimated_precision", "auroc", "fpr95", "sal_fpr95", "pi_hat")
 
 
 # -- images and the network
@@ -137,11 +162,14 @@ DRIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def extract(real: Path, weights: Path, into: Path) -> None:
+def extract_features(real: Path, weights: Path, into: Path, *, with_images: bool) -> None:
     """Features, logits and labels of every set."""
     wanted = ["head", "cifar10-train", "cifar10-test", *OOD]
     wanted += [f"{name}.{drift}" for name in ("cifar10-test", *OOD[:2], "photo-patches") for drift in DRIFTS]
-    if all((into / f"{name}.npz").exists() for name in wanted):
+    stored = ["cifar10-train", "cifar10-test", *OOD] if with_images else []
+    if all((into / f"{name}.npz").exists() for name in wanted) and all(
+        (into / f"images-{name}.npy").exists() for name in stored
+    ):
         return
     into.mkdir(parents=True, exist_ok=True)
     network = ResNet20().eval()
@@ -149,6 +177,8 @@ def extract(real: Path, weights: Path, into: Path) -> None:
 
     @torch.inference_mode()
     def save(name: str, images: np.ndarray, labels: np.ndarray | None = None) -> None:
+        if name in stored:
+            np.save(into / f"images-{name}.npy", images)
         if (into / f"{name}.npz").exists():
             return
         feature = torch.cat([network(torch.tensor(images[i : i + 250])) for i in range(0, len(images), 250)])
@@ -182,7 +212,96 @@ def extract(real: Path, weights: Path, into: Path) -> None:
             save(f"{name}.{drift}", change(sets[name][:3000]))
 
 
-# -- scores
+# -- one deal: every separator, and what it is as a detector of test samples
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Samples that a filter sees, and those that it is tested on. `others` are their post-hoc outlier scores."""
+
+    train: Representation
+    calibration: Representation
+    wild: Representation
+    is_ood: Tensor
+    id_test: Representation
+    ood_test: Representation
+    others: list[dict[str, Tensor]]  # of wild, calibration, id_test, ood_test
+    fitted: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None  # SAL's scores of the test samples
+
+    @property
+    def sources(self) -> list[Representation]:
+        return [self.wild, self.calibration, self.id_test, self.ood_test]
+
+
+def scored(train: Representation, head: Head, sources: list[Representation], params: Params, **known: Any) -> list:
+    """Outlier scores by every post-hoc score that works here."""
+    found: list[dict[str, Tensor]] = [{} for _ in sources]
+    for name, method in members(params).items():
+        method.fit(Known(head, train, **known))
+        for own, source in zip(found, sources, strict=True):
+            own[name] = -method.scores(source)
+    return found
+
+
+def rows_of(deal: Deal, params: Params, seed: int) -> Iterator[dict[str, Any]]:
+    by_side = [dict(own) for own in deal.others]
+    for temperature in temperatures(params.filter):
+        own = params.filter.softened(temperature)
+        wild, *rest = (unlabeled_gradients(x, own, 0, "") for x in deal.sources)
+        found = tau(wild, [wild, *rest], labeled_gradients(deal.train, own), deal.wild.n_classes, own)
+        for side, values in zip(by_side, found, strict=True):
+            side[tau_name(temperature)] = values.nan_to_num(0.0)
+    scores = {name: (by_side[0][name], by_side[1][name]) for name in by_side[0]}
+    transforms = Transforms.fit(by_side[1])
+    learned = learn(deal.wild, deal.calibration, scores, seed)
+    scores |= {
+        COMMITTEE: (transforms.committee(by_side[0]), transforms.committee(by_side[1])),
+        LEARNED: (learned.wild, learned.calibration),
+        BLEND: blend(deal.wild, deal.calibration, scores, seed),
+    }
+    ranks = ranks_by_content(deal.wild, seed), ranks_by_content(deal.calibration, seed)
+    chosen, trials = compare(scores, ranks, 0.95, Experiment(seed, "", 0.1))
+    tests = [(deal.id_test, by_side[2]), (deal.ood_test, by_side[3])]
+    for name, (in_the_wild, held_out) in {**scores, "auto": scores[chosen]}.items():
+        threshold = score_threshold(held_out, 0.95)
+        is_candidate = in_the_wild > threshold
+        as_detector = []
+        if name in by_side[2] or name in (COMMITTEE, LEARNED):
+            for x, side in tests:
+                own_scores = {COMMITTEE: transforms.committee, LEARNED: lambda side, x=x: learned.score(x, side)}
+                as_detector.append(own_scores.get(name, lambda side, name=name: side[name])(side))
+        found = verdict(held_out, in_the_wild, threshold)
+        yield {
+            "score": name,
+            "chosen": chosen if name == "auto" else "",
+            **vars(separation_errors(is_candidate, deal.is_ood)),
+            "auroc": _auroc(in_the_wild, deal.is_ood),
+            "fpr95": ood_metrics(*(-one.numpy() for one in as_detector)).fpr95 if as_detector else math.nan,
+            "sal_fpr95": _after_learning(deal, is_candidate) if name in (TAU, "auto") else math.nan,
+            "excess": partial_excess(held_out, in_the_wild),
+            "beyond": found.beyond,
+            "margin": found.margin,
+            "estimated_precision": found.precision,
+            "pi_hat": best_bin(held_out, in_the_wild)[0],
+            "moved": found.drift,
+            "flagged": sum(trial.drift > 4 for trial in trials),
+        }
+    yield {"score": TRUTH, "sal_fpr95": _after_learning(deal, deal.is_ood)}
+    former = estimated_share({name: (scores[name][1], scores[name][0]) for name in ("msp", "knn", "sal")})
+    yield {"score": "former π̂", "pi_hat": former.pi}
+
+
+def _auroc(scores: Tensor, is_ood: Tensor) -> float:
+    return ood_metrics(-scores[~is_ood].numpy(), -scores[is_ood].numpy()).auroc if is_ood.any() else math.nan
+
+
+def _after_learning(deal: Deal, is_candidate: Tensor) -> float:
+    if deal.fitted is None or not is_candidate.any():
+        return math.nan
+    return ood_metrics(*deal.fitted(is_candidate.numpy())).fpr95
+
+
+# -- the ResNet-20
 
 
 class Bank:
@@ -190,12 +309,18 @@ class Bank:
 
     def __init__(self, features: Path, params: Params) -> None:
         self.features, self.params = features, params
-        head = np.load(features / "head.npz")
-        self.head = Head(*(torch.from_numpy(head[name]).double() for name in ("weight", "bias")))
-        self.train = self.representation("cifar10-train")
-        self.methods = members(params)
-        for method in self.methods.values():
-            method.fit(Known(self.head, self.train))
+
+    @cached_property
+    def head(self) -> Head:
+        stored = np.load(self.features / "head.npz")
+        return Head(*(torch.from_numpy(stored[name]).double() for name in ("weight", "bias")))
+
+    @cached_property
+    def methods(self) -> dict[str, Any]:
+        found = members(self.params)
+        for method in found.values():
+            method.fit(Known(self.head, self.representation("cifar10-train")))
+        return found
 
     @cache  # noqa: B019
     def representation(self, name: str) -> Representation:
@@ -214,134 +339,263 @@ class Bank:
         """Some samples of some sets; the labels are predicted ones."""
         rows = [(self.representation(name), self.scores(name), torch.from_numpy(index)) for name, index in parts]
         feature, logits = (torch.cat([getattr(x, key)[i] for x, _, i in rows]) for key in ("feature", "logits"))
-        found = {key: torch.cat([scores[key][i] for _, scores, i in rows]) for key in self.methods}
+        found = {key: torch.cat([scores[key][i] for _, scores, i in rows]) for key in members(self.params)}
         return Representation(feature, logits, logits.argmax(1)), found
 
-    def taus(self, wild: Representation, sources: list[Representation]) -> dict[str, list[Tensor]]:
-        found = {}
-        for temperature in temperatures(self.params.filter):
-            own = self.params.filter.softened(temperature)
-            gradients = [unlabeled(x, own, 0, "") for x in sources]
-            found[tau_name(temperature)] = tau(
-                unlabeled(wild, own, 0, ""), gradients, labeled(self.train, own), wild.n_classes, own
-            )
-        return found
-
-
-def run(bank: Bank, ood: str, seed: int, *, n_calibration: int, pi: float, drift: str = "") -> Iterator[dict[str, Any]]:
-    """One deal: every separator, and what it is as a detector of test samples."""
-    changed = f".{drift}" if drift else ""
-    order = np.random.default_rng([seed, 7]).permutation(10_000)
-    n_ood = 600 if pi <= 0.1 else 1800
-    n_id = min(5400, round(n_ood * (1 - pi) / pi))
-    n_ood = round(n_id * pi / (1 - pi))
-    others = np.random.default_rng([seed, 8]).permutation(3000 if drift else N_OOD)
-    calibration, own = bank.take(("cifar10-test", order[:n_calibration]))
-    wild, in_wild = bank.take(
-        (f"cifar10-test{changed}", order[2000 : 2000 + n_id]), (f"{ood}{changed}", others[:n_ood])
-    )
-    id_test, of_id = bank.take(("cifar10-test", order[-N_TEST_ID:]))
-    ood_test, of_ood = bank.take((f"{ood}{changed}", others[2000:]))
-    is_ood = torch.arange(len(wild)) >= n_id
-    taus = bank.taus(wild, [wild, calibration, id_test, ood_test])
-    by_side = [
-        {**{name: values[i] for name, values in taus.items()}, **side}
-        for i, side in enumerate((in_wild, own, of_id, of_ood))
-    ]
-    by_side = [{name: values.nan_to_num(0.0) for name, values in side.items()} for side in by_side]
-    scores = {name: (by_side[0][name], by_side[1][name]) for name in by_side[0]}
-    transforms = Transforms.fit(by_side[1])
-    learned = learn(wild, calibration, scores, seed)
-    scores |= {
-        COMMITTEE: (transforms.committee(by_side[0]), transforms.committee(by_side[1])),
-        LEARNED: (learned.wild, learned.calibration),
-    }
-    ranks = ranks_by_content(wild, seed), ranks_by_content(calibration, seed)
-    chosen, trials = compare(scores, ranks, 0.95, Experiment(seed, ood, pi))
-    tests = [(id_test, by_side[2]), (ood_test, by_side[3])]
-    for name, (in_the_wild, held_out) in {**scores, "auto": scores[chosen]}.items():
-        found = verdict(held_out, in_the_wild, float(held_out.sort().values[int(np.ceil(0.95 * len(held_out))) - 1]))
-        is_candidate = in_the_wild > held_out.sort().values[int(np.ceil(0.95 * len(held_out))) - 1]
-        as_detector = [_on_test(name, transforms, learned, x, side) for x, side in tests] if name != "auto" else []
-        yield {
-            "score": name,
-            "chosen": chosen if name == "auto" else "",
-            **vars(separation_errors(is_candidate, is_ood)),
-            "auroc": ood_metrics(-in_the_wild[~is_ood].numpy(), -in_the_wild[is_ood].numpy()).auroc,
-            "fpr95": ood_metrics(*(-one.numpy() for one in as_detector)).fpr95 if as_detector else np.nan,
-            "excess": partial_excess(held_out, in_the_wild),
-            "beyond": found.beyond,
-            "margin": found.margin,
-            "estimated_precision": found.precision,
-            "pi_hat": best_bin(held_out, in_the_wild)[0],
-            "moved": found.drift,
-            "flagged": sum(trial.drift > 4 for trial in trials),
+    def parts(self, ood: str, seed: int, n_calibration: int, pi: float, drift: str) -> dict[str, list]:
+        """Which samples of which sets are what."""
+        changed = f".{drift}" if drift else ""
+        order = np.random.default_rng([seed, 7]).permutation(10_000)
+        n_ood = 600 if pi <= 0.1 else 1800
+        n_id = min(5400, round(n_ood * (1 - pi) / pi)) if pi else 5400
+        n_ood = round(n_id * pi / (1 - pi))
+        others = np.random.default_rng([seed, 8]).permutation(3000 if drift else N_OOD)
+        id_wild = order[2000 : 2000 + n_id]
+        return {
+            "wild": [(f"cifar10-test{changed}", id_wild), (f"{ood}{changed}", others[:n_ood])],
+            "calibration": [("cifar10-test", order[:n_calibration])],
+            "id_test": [("cifar10-test", order[-N_TEST_ID:])],
+            "ood_test": [(f"{ood}{changed}", others[2000:])],
         }
-    former = estimated_share({name: (scores[name][1], scores[name][0]) for name in ("msp", "knn", "sal")})
-    yield {"score": "former π̂", "pi_hat": former.pi}
+
+    def deal(self, ood: str, seed: int, n_calibration: int = 2000, pi: float = 0.1, drift: str = "") -> Deal:
+        parts = self.parts(ood, seed, n_calibration, pi, drift)
+        taken = {name: self.take(*own) for name, own in parts.items()}
+        n_id = len(parts["wild"][0][1])
+        return Deal(
+            train=self.representation("cifar10-train"),
+            is_ood=torch.arange(len(taken["wild"][0])) >= n_id,
+            others=[taken[name][1] for name in ("wild", "calibration", "id_test", "ood_test")],
+            **{name: own[0] for name, own in taken.items()},
+        )
 
 
-def _on_test(
-    name: str, transforms: Transforms, learned: Learned, x: Representation, scores: dict[str, Tensor]
-) -> Tensor:
-    if name == LEARNED:
-        return learned.score(x, scores)
-    return transforms.committee(scores) if name == COMMITTEE else scores[name]
+def fine_tuned(
+    bank: Bank, weights: Path, ood: str, seed: int, is_candidate: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of the test samples by SAL's OOD classifier after 100 steps from the ResNet-20, as salcli trains it."""
+    images = {
+        name: np.load(bank.features / f"images-{name}.npy", mmap_mode="r")
+        for name in ("cifar10-train", "cifar10-test", ood)
+    }
+    parts, labels = bank.parts(ood, seed, 2000, 0.1, ""), bank.representation("cifar10-train").label
+    wild = np.concatenate([images[name][index] for name, index in parts["wild"]])[is_candidate]
+    torch.manual_seed(seed)
+    network, ood_head = ResNet20().train(), nn.Linear(64, 1)
+    network.load_state_dict(load_file(weights))
+    both = [*network.parameters(), *ood_head.parameters()]
+    optimizer = torch.optim.SGD(both, lr=0.001, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, N_STEPS)
+    rng = np.random.default_rng([seed, 9])
+    for _ in range(N_STEPS):
+        known, outliers = rng.integers(len(labels), size=N_BATCH), rng.integers(len(wild), size=N_BATCH)
+        batch = np.concatenate([images["cifar10-train"][np.sort(known)], wild[outliers]])
+        feature = network(torch.from_numpy(batch))
+        logits, own = network.linear(feature[:N_BATCH]), ood_head(feature).squeeze(1)
+        loss = sal_objective(logits, labels[np.sort(known)], own[:N_BATCH], own[N_BATCH:], loss_weight=10)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    network.eval()
+    scores = []
+    for name in ("id_test", "ood_test"):
+        chosen = np.concatenate([images[source][index] for source, index in parts[name]])[:N_TEST_ID]
+        with torch.inference_mode():
+            own = [ood_head(network(torch.from_numpy(chosen[i : i + 250]))) for i in range(0, len(chosen), 250)]
+        scores.append(torch.cat(own).squeeze(1).double().numpy())
+    return scores[0], scores[1]
+
+
+def sal_rows(bank: Bank, weights: Path, ood: str, seed: int) -> Iterator[dict[str, Any]]:
+    deal = bank.deal(ood, seed)
+    yield from rows_of(
+        replace(deal, fitted=lambda is_candidate: fine_tuned(bank, weights, ood, seed, is_candidate)), bank.params, seed
+    )
+
+
+# -- frozen features
+
+
+def frozen_deal(folder: Path, ood: str, seed: int, n_calibration: int, pi: float, params: Params) -> Deal:
+    """Five classes are ID, which ones depends on the seed; `near` are the other five."""
+    rng, files = np.random.default_rng([seed, 11]), sorted(folder.glob("cifar-*.npy"))
+    order = rng.permutation(len(files))
+    classes = [np.load(files[i]).astype(np.float32) for i in order]
+    vectors, labels = np.concatenate(classes[:5]), np.repeat(np.arange(5), [len(one) for one in classes[:5]])
+    shuffled = rng.permutation(len(vectors))
+    vectors, labels = vectors[shuffled], torch.from_numpy(labels[shuffled])
+    others = np.concatenate(classes[5:]) if ood == "near" else np.load(folder / f"{ood}.npy").astype(np.float32)
+    others = others[rng.permutation(len(others))]
+    train, calibration, wild_id, id_test = np.split(vectors, [800, 1200, 2700])
+    n_ood = round(len(wild_id) * pi / (1 - pi))
+    wild, ood_test = np.concatenate([wild_id, others[:n_ood]]), others[170:]
+    mean, std = train.mean(axis=0), train.std(axis=0)
+    std[std == 0] = 1
+    network = Classifier(NetworkSpec("linear", 5, tuple(map(float, mean)), tuple(map(float, std))))
+    examples = Examples.of_classes(Rows((train,), np.arange(len(train))), labels[: len(train)])
+    FullFit(network.head, network.features, examples, "auto", seed, CPU).run(Silent())
+
+    @torch.no_grad()
+    def representation(x: np.ndarray, label: Tensor | None = None) -> Representation:
+        feature, logits = network.features_and_logits(torch.from_numpy(x))
+        return Representation(feature, logits, logits.argmax(1) if label is None else label)
+
+    def fitted(is_candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The OOD head, fitted to the end."""
+        both = np.concatenate([train, wild[is_candidate]])
+        is_id = np.arange(len(both)) < len(train)
+        own = OodClassifier.on_top_of(network)
+        sides = Examples.of_two_sides(Rows((both,), np.arange(len(both))), is_id)
+        FullFit(own.ood_head, own.features, sides, "auto", seed, CPU).run(Silent())
+        with torch.no_grad():
+            return tuple(own(torch.from_numpy(x))[1].double().numpy() for x in (id_test, ood_test))  # type: ignore[return-value]
+
+    known = representation(train, labels[: len(train)])
+    sources = [representation(x) for x in (wild, calibration[:n_calibration], id_test, ood_test)]
+    is_ood = torch.arange(len(wild)) >= len(wild_id)
+    head = Head.of(network.head)
+    return Deal(
+        known,
+        sources[1],
+        sources[0],
+        is_ood,
+        sources[2],
+        sources[3],
+        scored(known, head, sources, params, as_given=network.as_given),
+        fitted,
+    )
+
+
+# -- the embedded sets
+
+
+def embedded_rows(folder: Path, ood: str, seed: int) -> Iterator[dict[str, Any]]:
+    """salcli's own pipeline: the rows of its table, and the candidates of τ, auto and the truth."""
+    (folder / "project").mkdir(parents=True, exist_ok=True)
+    workspace = Workspace(folder / "project")
+    names = ["sal", "sal-auto", "sal-truth"]
+    changes = {
+        "seeds": [seed],
+        "data.ood": [ood],
+        "rivals": [],
+        "variants": names,
+        "variant": {"sal": {}, "sal-auto": {"filter": {"score": "auto"}}, "sal-truth": {}},
+    }
+    (folder / "project/params.yaml").write_text(PARAMS.read_text())
+    params = load_params(folder / "project/params.yaml", changes)[0]
+    (experiment, *_) = params.experiments()
+    for name in (params.data.id, ood):
+        prepare.prepare_set(workspace, params, name)
+    prepare.prepare_split(workspace, params.data, experiment)
+    train_id.run(workspace, params, experiment)
+    extract.run_id(workspace, params, experiment)
+    prepare.prepare_wild(workspace, params.data, experiment)
+    extract.run_wild(workspace, params, experiment)
+    for name in names:
+        own = experiment.with_variant(name)
+        found = filter_stage.run(workspace, params, own)
+        if name == "sal-truth":
+            index = np.flatnonzero(read_wild_truth(workspace.find(experiment.truth)))
+            write_candidates(
+                found.written[0],
+                replace(found.candidates, index=index),
+                read_header(workspace.find(own.candidates)).about,
+            )
+        elif found.trials:
+            for trial in found.trials:
+                errors = vars(trial.errors) if trial.errors else {}
+                yield {"score": trial.score, **errors, "auroc": trial.auroc, "excess": trial.excess}
+        train_ood.run(workspace, params, own)
+        if name != "sal-truth" and found.errors:
+            yield {
+                "score": {"sal-auto": "auto"}.get(name, "sal (variant)"),
+                "chosen": found.candidates.score_name,
+                **vars(found.errors),
+                "estimated_precision": found.verdict.precision,
+            }
+    for name, row in evaluate.run(workspace, params, experiment).summary().items():
+        if "fpr95" in row:
+            kind = "sal_fpr95" if name in names else "fpr95"
+            yield {"score": {"sal": TAU, "sal-auto": "auto", "sal-truth": TRUTH}.get(name, name), kind: row["fpr95"]}
 
 
 # -- parts
 
 
-def cases(part: str, n_seeds: int) -> Iterator[dict[str, Any]]:
-    usual = {"n_calibration": 2000, "pi": 0.1, "drift": ""}
+def cases(part: str, n_seeds: int, embeddings: Path | None) -> Iterator[dict[str, Any]]:
+    far = (
+        sorted(one.stem for one in embeddings.glob("*.npy") if not one.stem.startswith("cifar-")) if embeddings else []
+    )
     for seed in range(n_seeds):
+        if part == "frozen":
+            for ood in ("near", *far) if embeddings else ():
+                yield from ({"ood": ood, "seed": seed, "n_calibration": n, "pi": pi} for n, pi in FROZEN)
+        if part == "embedded":
+            yield from ({"ood": ood, "seed": seed} for ood in ("digits-8-9", "photo-patches"))
         for ood in OOD:
-            if part == "main":
-                yield {"ood": ood, "seed": seed, **usual}
+            usual = {"ood": ood, "seed": seed}
+            if part in ("main", "sal"):
+                yield usual
             if part == "calibration":
-                yield from ({"ood": ood, "seed": seed, **usual, "n_calibration": n} for n in (100, 300, 1000))
+                yield from ({**usual, "n_calibration": n} for n in (100, 300, 1000))
+                yield from ({**usual, "n_calibration": n, "pi": 0.0} for n in (100, 300) if ood == OOD[0])
             if part == "pi":
-                yield from ({"ood": ood, "seed": seed, **usual, "pi": pi} for pi in (0.01, 0.05, 0.3, 0.5))
+                yield from ({**usual, "pi": pi} for pi in (0.01, 0.05, 0.3, 0.5))
             if part == "drift" and ood in (*OOD[:2], "photo-patches"):
-                yield from ({"ood": ood, "seed": seed, **usual, "drift": drift} for drift in DRIFTS)
+                yield from ({**usual, "drift": drift} for drift in DRIFTS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--real", type=Path, required=True, help="the folder of the data sets")
-    parser.add_argument("--weights", type=Path, required=True, help="of the ResNet-20")
+    parser.add_argument("--real", type=Path, help="the folder of the data sets")
+    parser.add_argument("--weights", type=Path, help="of the ResNet-20")
+    parser.add_argument("--embeddings", type=Path, help="the folder of the frozen features")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--part", nargs="+", default=["main", "calibration", "pi", "drift"])
+    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--show", action="store_true", help="print the tables of what is there")
     given = parser.parse_args()
-    if not given.show:
-        extract(given.real, given.weights, given.folder / "features")
-        bank = Bank(given.folder / "features", load_params(PARAMS)[0])
+    params, features = load_params(PARAMS)[0], given.folder / "features"
+    if not given.show and {*given.part} - {"frozen", "embedded"}:
+        extract_features(given.real, given.weights, features, with_images="sal" in given.part)
+    bank = Bank(features, params)
     for part in given.part:
-        path = given.folder / f"{part}.csv"
-        for case in [] if given.show else cases(part, given.seeds):
-            if (
-                path.exists()
-                and (pd.read_csv(path, keep_default_na=False)[list(case)] == pd.Series(case)).all(axis=1).any()
-            ):
+        for case in [] if given.show else cases(part, given.seeds, given.embeddings):
+            path = given.folder / part / ("_".join(map(str, case.values())) + ".json")
+            if path.exists():
                 continue
-            ood, seed, own = case["ood"], case["seed"], {k: v for k, v in case.items() if k not in ("ood", "seed")}
-            rows = pd.DataFrame([{**case, **row} for row in run(bank, ood, seed, **own)])
-            rows.to_csv(path, mode="a", header=not path.exists(), index=False)
+            ood, seed = case["ood"], case["seed"]
+            if part == "frozen":
+                rows = rows_of(frozen_deal(given.embeddings, **case, params=params), params, seed)
+            elif part == "embedded":
+                rows = embedded_rows(given.folder / part, ood, seed)
+            elif part == "sal":
+                rows = sal_rows(bank, given.weights, ood, seed)
+            else:
+                rows = rows_of(bank.deal(**case), params, seed)
+            content = [{**case, **row} for row in rows]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".part")
+            unfinished.write_text(json.dumps(content, default=float))
+            unfinished.rename(path)
             print(f"{part}: {case}", flush=True)
-        if path.exists():
-            print(_tables(part, pd.read_csv(path)))
+        found = [row for path in sorted((given.folder / part).glob("*.json")) for row in json.loads(path.read_text())]
+        if found:
+            print(tables(part, pd.DataFrame(found)))
 
 
-def _tables(part: str, found: pd.DataFrame) -> str:
-    """In percent, mean over seeds; the best single score in hindsight is that of the lowest mean ERR_out."""
-    axis = {"main": [], "calibration": ["n_calibration"], "pi": ["pi"], "drift": ["drift"]}[part]
-    found = found.fillna({"drift": ""}) if part != "drift" else found
-    rows = found[found["score"] != "former π̂"]
-    numbers = ["err_in", "err_out", "precision", "estimated_precision", "auroc", "fpr95", "pi_hat"]
-    mean = rows.groupby([*axis, "ood", "score"], sort=False)[numbers].mean() * 100
-    return "\n\n".join(f"{part}, {name}\n{mean[name].unstack('ood').round(1).to_string()}" for name in numbers)
+def tables(part: str, found: pd.DataFrame) -> str:
+    """In percent, mean over seeds, and the number of seeds of each cell."""
+    axis = [name for name in ("n_calibration", "pi", "drift") if name in found and part not in ("main", "sal")]
+    found = found.fillna({"n_calibration": 2000, "pi": 0.1})
+    numbers = [name for name in NUMBERS if name in found]
+    groups = found.groupby([*axis, "score", "ood"], sort=False, dropna=False)[numbers]
+    shown = [f"{part}: seeds in each cell\n{found.groupby([*axis, 'ood'], dropna=False)['seed'].nunique().to_string()}"]
+    for name in numbers:
+        mean = (groups.mean()[name] * 100).unstack("ood").dropna(how="all")
+        shown.append(f"{part}, {name}\n{mean.round(1).to_string()}")
+    return "\n\n".join(shown)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Speed and memory of salcli against other ways to do the same, as a table: `make bench`, or
 
-    python -m benchmarks.speed [--only PART] [--out FOLDER] [--device cuda] [--images N] …
+    python -m benchmarks.speed [--quick] [--only PART] [--out FOLDER] [--device cuda] [--images N] …
 
 Run it on a machine that does nothing else. It takes about 15 minutes on two slow cores.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import matplotlib
@@ -22,10 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed.filtering import filtering
-from benchmarks.speed.measuring import Part, Row, Sizes, in_new_process, measure
+from benchmarks.speed.measuring import QUICK, Part, Row, Sizes, in_new_process, measure
 from benchmarks.speed.stages import commands, extraction, scoring, training
+from benchmarks.speed.vectors import vectors
 
-PARTS: dict[str, Part] = {part.__name__: part for part in (extraction, filtering, training, scoring, commands)}
+PARTS: dict[str, Part] = {part.__name__: part for part in (extraction, filtering, training, scoring, vectors, commands)}
 MET, MISSED = "#2a7f62", "#c0504d"
 
 
@@ -33,12 +34,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; repeat for several")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="for speed.json and speed.svg")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see whether everything runs")
     for field in fields(Sizes):
         flag = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(flag, type=type(field.default), default=field.default, help=f"default: {field.default}")
+        parser.add_argument(flag, type=type(field.default), help=f"default: {field.default}")
     chosen = vars(parser.parse_args())
-    only, out = chosen.pop("only"), chosen.pop("out")
-    sizes = Sizes(**chosen)
+    only, out, is_quick = (chosen.pop(name) for name in ("only", "out", "quick"))
+    given = {name: value for name, value in chosen.items() if value is not None}
+    sizes = replace(QUICK if is_quick else Sizes(), **given)
     rows = [row for name in only or PARTS for row in in_new_process(measure, PARTS[name], sizes)]
     console = Console()
     console.print(_table(rows))

@@ -24,7 +24,7 @@ from benchmarks.speed.measuring import (
     seconds_text,
     side_by_side,
 )
-from salcli.methods.sal import labeled, tau, unlabeled
+from salcli.methods.sal import labeled_gradients, tau, unlabeled_gradients
 from salcli.pipeline import filter as filter_stage
 from salcli.pipeline.inputs import id_representation, wild_representation
 from salcli.sal.gradients import Factors, FactorSource, Gradients, Representation
@@ -138,9 +138,9 @@ def _gradients(setup: Setup) -> tuple[Gradients, Gradients, Gradients]:
     wild = wild_representation(workspace, experiment)
     calibration = id_representation(workspace, "calibration", experiment)
     return (
-        unlabeled(wild, params.filter, experiment.seed, "wild"),
-        unlabeled(calibration, params.filter, experiment.seed, "calibration"),
-        labeled(id_representation(workspace, "train", experiment), params.filter),
+        unlabeled_gradients(wild, params.filter, experiment.seed, "wild"),
+        unlabeled_gradients(calibration, params.filter, experiment.seed, "calibration"),
+        labeled_gradients(id_representation(workspace, "train", experiment), params.filter),
     )
 
 

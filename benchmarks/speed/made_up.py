@@ -30,6 +30,15 @@ ID, OOD = "cifar10", "svhn"
 SMALL_BACKBONE = "small-cnn"
 N_CLASSES, SIZE = 10, 32  # of images
 ROWS_AT_ONCE = 4096
+LINEAR_HEADS: dict[str, Any] = {  # as `init` plans them for vectors and frozen backbones
+    "data.image_size": None,
+    "model.backbone": "linear",
+    "model.drop_rate": 0.0,
+    "model.mean": "auto",
+    "model.std": "auto",
+    **{f"{stage}.solver": "lbfgs" for stage in ("train_id", "train_ood")},
+    **{f"{stage}.augment": "none" for stage in ("train_id", "train_ood")},
+}
 
 
 class Setup(NamedTuple):
@@ -67,6 +76,38 @@ def image_project(folder: Path, n_wild: int, backbone: str, device: str = "cpu")
     prepare.prepare_split(workspace, params.data, experiment)
     prepare.prepare_wild(workspace, params.data, experiment)
     _write_classifier(setup, backbone)
+    return setup
+
+
+def vector_project(folder: Path, n_wild: int, dimensions: int, post_hoc: tuple[str, ...], device: str) -> Setup:
+    """Vectors as a network gives them, in clusters that overlap; OOD data are further clusters. Split and mixed."""
+    setup = empty_project(
+        folder, {**LINEAR_HEADS, "data.channels": None, "evaluate.methods": ["sal", *post_hoc], "device": device}
+    )
+    workspace, params, experiment = setup
+    rng = np.random.default_rng(0)
+    inside = rng.standard_normal((64, dimensions), dtype=np.float32) / 8
+    centres = 0.4 * rng.standard_normal((N_CLASSES + 4, 64), dtype=np.float32)  # a linear head gets 9 of 10 right
+
+    def drawn(classes: np.ndarray) -> np.ndarray:
+        inner = centres[classes] + rng.standard_normal((len(classes), 64), dtype=np.float32)
+        noise = rng.standard_normal((len(classes), dimensions), dtype=np.float32)
+        return np.maximum(inner @ inside + noise / 2, 0)
+
+    n_id = 2 * round(0.9 * n_wild)
+    n_test = n_id // 5
+    labels = rng.integers(0, N_CLASSES, n_id + n_test)
+    id_set = Samples(
+        array=drawn(labels),
+        labels=labels,
+        class_names=tuple(f"class {k}" for k in range(N_CLASSES)),
+        is_test=np.arange(n_id + n_test) >= n_id,
+    )
+    write_samples(workspace.target(prepared_set(ID)), id_set, ID)
+    odd = drawn(N_CLASSES + rng.integers(0, 4, round(0.2 * n_wild)))
+    write_samples(workspace.target(prepared_set(OOD)), Samples(odd), OOD)
+    prepare.prepare_split(workspace, params.data, experiment)
+    prepare.prepare_wild(workspace, params.data, experiment)
     return setup
 
 

@@ -32,6 +32,18 @@ class Sizes:
     big_classes: int = 1000
     big_features: int = 2048
     scores: int = 10_000_000
+    photos: int = 256  # that are embedded
+    vectors: int = 27_778  # wild ones; as many ID samples as with CIFAR-10
+    dimensions: int = 1280
+    known: int = 25_000  # among which KNN looks
+    queries: int = 10_000
+
+
+# For a quick try: whether all parts run, not how fast.
+QUICK = Sizes(
+    repeats=1, backbone="small-cnn", images=256, wild=800, classes=10, features=64, big_wild=1000, big_classes=20,
+    big_features=64, scores=100_000, photos=16, vectors=400, dimensions=64, known=1000, queries=500,
+)  # fmt: skip
 
 
 # -- rows of the table

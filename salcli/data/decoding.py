@@ -48,6 +48,7 @@ class Shape:
     channels: int
     size: int  # height and width
     interpolation: Interpolation = "bilinear"
+    crop: int | None = None  # what a network takes of the middle; decides how the square is placed
 
     @property
     def axes(self) -> tuple[int, int, int]:
@@ -135,12 +136,12 @@ def _from_array(images: NDArray[Any], shape: Shape, fit: Fit, pool: ThreadPoolEx
     index = np.arange(len(images))
     if images.shape[1:] == shape.axes:
         return Block(np.ascontiguousarray(images), index)
-    how = shape.size, shape.channels, fit, shape.interpolation
+    how = shape.size, shape.channels, fit, shape.interpolation, shape.crop
     return Block(np.stack(list(pool.map(lambda image: fit_array(image, *how), images))), index)
 
 
 def _from_files(files: Sequence[Path], shape: Shape, fit: Fit, pool: ThreadPoolExecutor) -> Block:
-    how = shape.size, shape.channels, fit, shape.interpolation
+    how = shape.size, shape.channels, fit, shape.interpolation, shape.crop
     results = list(pool.map(_or_reason(lambda path: read_picture(path, *how)), files))
     good = [i for i, result in enumerate(results) if not isinstance(result, str)]
     images = np.empty((len(good), *shape.axes), np.uint8)
@@ -179,11 +180,16 @@ class PictureFacts:
 
 
 def read_picture(
-    path: Path, size: int, channels: int, fit: Fit, interpolation: Interpolation = "bilinear"
+    path: Path,
+    size: int,
+    channels: int,
+    fit: Fit,
+    interpolation: Interpolation = "bilinear",
+    crop: int | None = None,
 ) -> NDArray[np.uint8]:
     """Decode one file to C, H, W. The caller turns PIL's warning about decompression bombs into an error."""
     with _opened(path) as image:
-        return fit_picture(plain(image), size, channels, fit, interpolation)
+        return fit_picture(plain(image), size, channels, fit, interpolation, crop)
 
 
 def picture_facts(path: Path, *, decode: bool) -> PictureFacts:
@@ -214,11 +220,18 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def fit_picture(
-    image: Image.Image, size: int, channels: int, fit: Fit, interpolation: Interpolation = "bilinear"
+    image: Image.Image,
+    size: int,
+    channels: int,
+    fit: Fit,
+    interpolation: Interpolation = "bilinear",
+    crop: int | None = None,
 ) -> NDArray[np.uint8]:
     """Shorter side to `size`, then the square in the middle, as torchvision's Resize and CenterCrop do it.
 
-    A picture of that size is left as it is. With `fit="crop"`, only pictures that are too small are resized.
+    A picture of that size is left as it is. With `fit="crop"`, only pictures that are too small are resized. With
+    `crop`, CenterCrop(crop) of the result gives the same pixels as CenterCrop(crop) of the whole resized picture:
+    two crops that round one after the other may be a pixel off.
     """
     image = image.convert("L" if channels == 1 else "RGB")
     shorter = min(image.size)
@@ -228,18 +241,24 @@ def fit_picture(
             raise ValueError(f"its sides are too unequal to resize it: {image.width} × {image.height} pixels")
         image = image.resize((width, height), RESAMPLING[interpolation])
     if image.size != (size, size):
-        left, top = (round((side - size) / 2) for side in image.size)
+        inner = crop or size
+        left, top = (round((side - inner) / 2) - round((size - inner) / 2) for side in image.size)
         image = image.crop((left, top, left + size, top + size))
     pixels: NDArray[np.uint8] = np.asarray(image)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def fit_array(
-    pixels: NDArray[np.uint8], size: int, channels: int, fit: Fit, interpolation: Interpolation = "bilinear"
+    pixels: NDArray[np.uint8],
+    size: int,
+    channels: int,
+    fit: Fit,
+    interpolation: Interpolation = "bilinear",
+    crop: int | None = None,
 ) -> NDArray[np.uint8]:
     """`fit_picture` for an array C, H, W."""
     plane = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
-    return fit_picture(Image.fromarray(np.ascontiguousarray(plane)), size, channels, fit, interpolation)
+    return fit_picture(Image.fromarray(np.ascontiguousarray(plane)), size, channels, fit, interpolation, crop)
 
 
 def plain(image: Image.Image) -> Image.Image:

@@ -14,8 +14,10 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Float, Num
+from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from salcli.engine.batches import RESIDENT_BYTES, Rows
 from salcli.engine.training import Epoch
@@ -26,7 +28,7 @@ from salcli.sal.seeding import generator
 PENALTIES = tuple(10.0**exponent for exponent in (1, 0.5, 0, -0.5, -1, -1.5, -2, -2.5, -3, -4))
 ROWS_AT_ONCE = 16_384
 ITERATIONS, ROUNDS = 10, 50  # of L-BFGS in a round, and rounds at most
-TOLERANCE = 1e-6  # relative change of the loss in a round
+TOLERANCE, ROUGHLY = 1e-8, 1e-6  # relative change of the objective in an iteration: to fit, and to choose the penalty
 MOST_TO_CHOOSE_ON = 5_000  # samples; on more of them the penalty would hardly be another
 FOLDS, SMALL = 5, 2_000  # fewer samples are cross-validated, of more every fifth is held out
 
@@ -76,28 +78,29 @@ class FullFit:
         """The course of the fit, and its penalty."""
         penalty = self._chosen() if self.penalty == "auto" else self.penalty
         _reset(self.head)
-        return _minimize(self.head, _Chunks(self.examples, self.features, self.device), penalty, task), penalty
+        chunks = _Chunks(self.examples, self.features, self.device)
+        return _minimize(self.head, chunks, penalty, task, TOLERANCE), penalty
 
     def _chosen(self) -> float:
         """By the loss on held-out examples. Strong penalties come first, and each fit starts from the one before."""
         order = generator(self.seed, "penalty").permutation(len(self.examples))[:MOST_TO_CHOOSE_ON]
         fold = np.arange(len(order)) % FOLDS
         n_folds = FOLDS if len(order) <= SMALL else 1
-        losses = []  # of each held-out example with each penalty
-        for k in range(n_folds):
-            parts = (self.examples.take(np.sort(order[part])) for part in (fold != k, fold == k))
-            training, held_out = (_Chunks(part, self.features, self.device) for part in parts)
-            head = _reset(nn.Linear(self.head.in_features, self.head.out_features))
-            found = []
-            for penalty in PENALTIES:
-                _minimize(head, training, penalty, Silent())
-                with torch.no_grad():
-                    found.append(torch.cat([_losses(head(x), y) * w for x, y, w in held_out]).double().cpu())
-            losses.append(torch.stack(found))
-        each = torch.cat(losses, dim=1)  # penalties, examples
-        mean, error = each.mean(dim=1), each.std(dim=1) / each.shape[1] ** 0.5
-        best = int(mean.argmin())
-        return PENALTIES[int((mean <= mean[best] + error[best]).nonzero()[0])]
+        parts = [[self.examples.take(np.sort(order[part])) for part in (fold != k, fold == k)] for k in range(n_folds)]
+        folds = [[_Chunks(part, self.features, self.device) for part in pair] for pair in parts]
+        heads = [_reset(nn.Linear(self.head.in_features, self.head.out_features)) for _ in folds]
+        means: list[float] = []
+        highest = math.inf  # mean loss that is as good as the best one
+        for penalty in PENALTIES:
+            for head, (training, _) in zip(heads, folds, strict=True):
+                _minimize(head, training, penalty, Silent(), ROUGHLY)
+            each = torch.cat([_held_out_losses(head, part) for head, (_, part) in zip(heads, folds, strict=True)])
+            means.append(float(each.mean()))
+            if means[-1] == min(means):
+                highest = means[-1] + float(each.std()) / len(each) ** 0.5
+            if means[-1] > highest:  # and weaker penalties, which take longest, would fit still more noise
+                break
+        return next(penalty for penalty, mean in zip(PENALTIES, means, strict=False) if mean <= highest)
 
 
 def _reset(head: nn.Linear) -> nn.Linear:
@@ -131,47 +134,59 @@ def _losses(logits: Float[Tensor, "n k"], labels: Num[Tensor, " n"]) -> Float[Te
     return cross_entropy(logits, labels, reduction="none")
 
 
-def _minimize(head: nn.Linear, chunks: _Chunks, penalty: float, task: Task) -> list[Epoch]:
-    """From where the head is."""
-    head.to(chunks.device)
-    optimizer = torch.optim.LBFGS(
-        head.parameters(), max_iter=ITERATIONS, tolerance_grad=1e-6, history_size=10, line_search_fn="strong_wolfe"
-    )
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        total = 0.5 * penalty * head.weight.square().sum()
-        total.backward()  # type: ignore[no-untyped-call]
-        total = total.detach()
-        for features, labels, weights in chunks:
-            part = (_losses(head(features), labels) * weights).sum() / chunks.total
-            part.backward()  # type: ignore[no-untyped-call]
-            total = total + part.detach()
-        return total
-
-    curve: list[Epoch] = []
-    before = math.inf
-    for epoch in range(1, ROUNDS + 1):
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
-        value, accuracy = _measured(head, chunks)
-        curve.append(Epoch(epoch, value, accuracy))
-        task.advance(1)
-        if not math.isfinite(value):
-            raise TrainingError("the loss of a linear fit became NaN or infinite; are the vectors on a sane scale?")
-        objective = float(value + 0.5 * penalty * head.weight.detach().square().sum())
-        if before - objective <= TOLERANCE * objective:
-            break
-        before = objective
-    return curve
+def _residuals(logits: Float[Tensor, "n k"], labels: Num[Tensor, " n"]) -> Float[Tensor, "n k"]:
+    """Gradients of the losses w.r.t. the logits."""
+    if labels.is_floating_point():
+        return logits.sigmoid() - labels[:, None]
+    return logits.softmax(dim=1) - one_hot(labels, logits.shape[1])
 
 
 @torch.no_grad()
-def _measured(head: nn.Linear, chunks: _Chunks) -> tuple[float, float]:
-    """Mean loss and accuracy."""
-    loss = right = 0.0
-    for features, labels, weights in chunks:
-        logits = head(features)
-        loss += float((_losses(logits, labels) * weights).sum()) / chunks.total
-        predicted = logits.squeeze(1) > 0 if labels.is_floating_point() else logits.argmax(1)
-        right += float(((predicted == labels) * weights).sum()) / chunks.total
-    return loss, right
+def _held_out_losses(head: nn.Linear, chunks: _Chunks) -> Float[Tensor, " n"]:
+    return torch.cat([_losses(head(x), y) * w for x, y, w in chunks]).double().cpu()
+
+
+@torch.no_grad()
+def _minimize(head: nn.Linear, chunks: _Chunks, penalty: float, task: Task, tolerance: float) -> list[Epoch]:
+    """From where the head is. By scipy: torch's optimizers import a compiler first, which takes seconds."""
+    head.to(chunks.device)
+    weight, bias = head.weight, head.bias
+    curve: list[Epoch] = []
+    iteration, loss, accuracy = 0, math.nan, 0.0
+
+    def place(parameters: NDArray[np.float64]) -> None:
+        values = torch.from_numpy(parameters).to(weight)
+        weight.copy_(values[: weight.numel()].view_as(weight))
+        bias.copy_(values[weight.numel() :])
+
+    def objective(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        nonlocal loss, accuracy
+        place(parameters)
+        loss = accuracy = 0.0
+        slope, bias_slope = penalty * weight, torch.zeros_like(bias)
+        for features, labels, weights in chunks:
+            logits, share = head(features), weights / chunks.total
+            loss += float((_losses(logits, labels) * share).sum(dtype=torch.float64))
+            predicted = logits.squeeze(1) > 0 if labels.is_floating_point() else logits.argmax(1)
+            accuracy += float(((predicted == labels) * share).sum())
+            residual = _residuals(logits, labels) * share[:, None]
+            slope.addmm_(residual.T, features)
+            bias_slope += residual.sum(dim=0)
+        if not math.isfinite(loss):
+            raise TrainingError("the loss of a linear fit became NaN or infinite; are the vectors on a sane scale?")
+        value = loss + 0.5 * penalty * float(weight.square().sum(dtype=torch.float64))
+        return value, torch.cat([slope.flatten(), bias_slope]).double().cpu().numpy()
+
+    def after_iteration(_: NDArray[np.float64]) -> None:
+        nonlocal iteration
+        iteration += 1
+        if iteration % ITERATIONS == 0:
+            curve.append(Epoch(len(curve) + 1, loss, accuracy))
+            task.advance(1)
+
+    start = torch.cat([weight.flatten(), bias]).double().cpu().numpy()
+    options = {"maxiter": ITERATIONS * ROUNDS, "ftol": tolerance, "gtol": 1e-6}
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", callback=after_iteration, options=options)
+    objective(found.x)
+    curve.append(Epoch(len(curve) + 1, loss, accuracy))
+    return curve

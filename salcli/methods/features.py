@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from pydantic import PlainValidator
@@ -14,10 +16,16 @@ from torch import Tensor
 from salcli.errors import ParamsError
 from salcli.methods.base import Count, Head, Known, PostHoc, Section, check_count, method
 from salcli.methods.logits import energy
+from salcli.models.network import AsGiven
 from salcli.sal.gradients import Representation
+from salcli.sal.seeding import generator
 
-# Products of this many samples with this many known ones are in memory at a time: 64 MB.
-QUERIES_AT_ONCE, KNOWN_AT_ONCE = 1024, 8192
+# Products of this many samples with this many known ones are in memory at a time: 26 MB in float32.
+QUERIES_AT_ONCE, KNOWN_AT_ONCE = 512, 12_800
+ROWS_AT_ONCE = 4096
+PAIRS_AT_ONCE = 2048  # of float64 features: 21 MB of 1,280
+SPARE = 14  # neighbours beyond the k-th that float32 keeps
+MOST_KNOWN = 50_000  # neighbours in a detector's file: 102 MB of 512 features
 # Variances this far below the largest are rounding errors of features that are stored in float32.
 ROUNDING = 1e-12
 # ViM divides by the spread that its principal space leaves over, so that has to be well above rounding.
@@ -36,35 +44,125 @@ class Knn(PostHoc):
 
         k: Count
 
+    as_given: AsGiven
+    nearest: Neighbours
+
     def fit(self, known: Known) -> None:
         check_count("methods.knn.k", self.params.k, len(known.features), "ID training samples")
-        self.as_given, self.known = known.as_given, known.as_given(known.features)
-        self.nearest = fitted_knn(self.known, self.params.k)
+        self.as_given = known.as_given
+        self.nearest = Neighbours.of(known.as_given(known.features), self.params.k)
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
-        return self.nearest(self.as_given(x.feature))
+        return self.nearest.score(self.as_given(x.feature))
 
     def score_training_samples(self, x: Representation) -> Float[Tensor, " n"]:
         """The nearest neighbour of a training sample is itself, so the k-th other one comes one later."""
-        check_count("methods.knn.k", self.params.k, len(self.known) - 1, "other ID training samples")
-        return fitted_knn(self.known, self.params.k + 1)(self.as_given(x.feature))
+        check_count("methods.knn.k", self.params.k, len(self.nearest.known) - 1, "other ID training samples")
+        return replace(self.nearest, k=self.params.k + 1).score(self.as_given(x.feature))
+
+    def compact(self, seed: int) -> None:
+        self.nearest = self.nearest.thinned(seed)
 
 
-def fitted_knn(
-    id_features: Float[Tensor, "m d"],
-    k: int,
-    queries_at_once: int = QUERIES_AT_ONCE,
-    known_at_once: int = KNOWN_AT_ONCE,
-) -> Callable[[Tensor], Tensor]:
-    """Exact, and in bounded memory: all pairs are compared, block by block."""
-    known = _on_the_sphere(id_features)
+@dataclass(frozen=True)
+class Neighbours:
+    """Known features at unit length, and which neighbour counts."""
 
-    def score(features: Tensor) -> Tensor:
-        blocks = _on_the_sphere(features).split(queries_at_once)  # type: ignore[no-untyped-call]
-        distances = [_distance_to_the_kth(block.double(), known, k, known_at_once) for block in blocks]
-        return -torch.cat(distances)
+    known: Float[Tensor, "m d"]
+    k: int
 
-    return score
+    @classmethod
+    def of(cls, features: Float[Tensor, "m d"], k: int) -> Neighbours:
+        return cls(_on_the_sphere(features), k)
+
+    def score(
+        self,
+        features: Float[Tensor, "n d"],
+        queries_at_once: int = QUERIES_AT_ONCE,
+        known_at_once: int = KNOWN_AT_ONCE,
+    ) -> Float[Tensor, " n"]:
+        """Minus the distance to the k-th nearest. Exact, and in bounded memory: block by block, but for a graph."""
+        queries = _on_the_sphere(features)
+        if torch.compiler.is_compiling():
+            return -self._in_a_graph(queries.double())
+        blocks = queries.split(queries_at_once)  # type: ignore[no-untyped-call]
+        return -torch.cat([self._from_float32(block, known_at_once) for block in blocks])
+
+    def _in_a_graph(self, queries: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """All known ones at once: a graph takes batches of any size, but has no loop over them."""
+        known = self.known.double()
+        index = (queries @ known.T - known.square().sum(dim=1) / 2).topk(self.k, dim=1).indices[:, -1]
+        distance: Tensor = (queries - known[index]).norm(dim=1)
+        return distance
+
+    def thinned(self, seed: int) -> Neighbours:
+        """At most MOST_KNOWN of them, drawn at random, and k reduced alike: all would make a detector's file huge."""
+        if len(self.known) <= MOST_KNOWN:
+            return self
+        kept = generator(seed, "known neighbours").choice(len(self.known), MOST_KNOWN, replace=False)
+        k = max(1, round(self.k * MOST_KNOWN / len(self.known)))
+        return Neighbours(self.known[torch.from_numpy(np.sort(kept))], k)
+
+    def _distance_to_the_kth(self, queries: Float[Tensor, "n d"], known_at_once: int) -> Float[Tensor, " n"]:
+        """In float64 throughout."""
+        index = self._nearest(queries.double(), self.k, known_at_once)[1][:, -1]
+        distance: Tensor = (queries.double() - self.known[index].double()).norm(dim=1)
+        return distance
+
+    def _from_float32(self, queries: Float[Tensor, "n d"], known_at_once: int) -> Float[Tensor, " n"]:
+        """The same in less time. float32 leaves a few neighbours that may be the k-th; float64 decides between them.
+
+        Where more than SPARE could be (equal neighbours, for example), all neighbours are compared in float64.
+        """
+        closeness, index = self._nearest(queries.float(), self.k + SPARE, known_at_once)
+        # A product of two unit vectors of d numbers is wrong by at most d roundings, and by more than 8 √d of them with
+        # a probability below 1e-10 (Higham and Mary, 2019). Some more for all else.
+        width = queries.shape[1]
+        error = (min(width, 8 * width**0.5) + 8) * torch.finfo(torch.float32).eps / 2
+        kth = closeness[:, self.k - 1, None]
+        may_be_kth = (closeness - kth).abs() <= 2 * error
+        distance = torch.where(closeness > kth, -torch.inf, torch.inf).double()
+        # by the difference, because lengths and products would cancel where a neighbour is very close
+        distance[may_be_kth] = torch.cat(
+            [
+                (queries[i].double() - self.known[j].double()).norm(dim=1)
+                for i, j in zip(
+                    may_be_kth.nonzero()[:, 0].split(PAIRS_AT_ONCE),
+                    index[may_be_kth].split(PAIRS_AT_ONCE),  # type: ignore[no-untyped-call]
+                    strict=True,
+                )
+            ]
+        )
+        result: Tensor = distance.kthvalue(self.k, dim=1).values
+        is_unsure = may_be_kth[:, -1]
+        if closeness.shape[1] < len(self.known) and is_unsure.any():
+            result[is_unsure] = self._distance_to_the_kth(queries[is_unsure], known_at_once)
+        return result
+
+    def _nearest(
+        self, queries: Float[Tensor, "n d"], k: int, known_at_once: int
+    ) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"]]:
+        """The k nearest, from the nearest on: the product with the query less half the squared length; and the index.
+
+        In the precision of the queries. The nearest so far are kept while one block after the other is compared.
+        """
+        closeness, index = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+        is_exact = queries.dtype == torch.float64
+        for start in range(0, len(self.known), known_at_once):
+            rows = slice(start, start + known_at_once)
+            block = self.known[rows].to(queries.dtype)
+            here = (queries @ block.T).sub_(block.square().sum(dim=1) / 2 if is_exact else self._half[rows])
+            found, column = here.topk(min(k, len(block)), sorted=False)
+            closeness, index = torch.cat([closeness, found], dim=1), torch.cat([index, column + start], dim=1)
+            closeness, kept = closeness.topk(min(k, closeness.shape[1]))
+            index = index.gather(1, kept)
+        return closeness, index
+
+    @cached_property
+    def _half(self) -> Float[Tensor, " m"]:
+        """Half the squared lengths, which are 1 but for rounding and for features that are all zero."""
+        blocks = self.known.split(PAIRS_AT_ONCE)  # type: ignore[no-untyped-call]
+        return torch.cat([block.double().square().sum(dim=1).float() / 2 for block in blocks])
 
 
 def _on_the_sphere(features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -73,22 +171,19 @@ def _on_the_sphere(features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return features / length.clamp(min=1e-12)
 
 
-def _distance_to_the_kth(
-    queries: Float[Tensor, "n d"], known: Float[Tensor, "m d"], k: int, known_at_once: int
-) -> Float[Tensor, " n"]:
-    """The nearest so far are kept while the blocks of known samples are compared one after the other."""
-    nearness, index = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
-    for start in range(0, len(known), known_at_once):
-        block = known[start : start + known_at_once].double()
-        # half the squared distances, less half the squared length of the query: what decides between its neighbours
-        here = torch.addmm(block.square().sum(dim=1) / 2, queries, block.T, alpha=-1)
-        found, column = here.topk(min(k, len(block)), largest=False)
-        nearness, index = torch.cat([nearness, found], dim=1), torch.cat([index, column + start], dim=1)
-        nearness, kept = nearness.topk(min(k, nearness.shape[1]), largest=False)
-        index = index.gather(1, kept)
-    # by the difference, because lengths and products would cancel where a neighbour is very close
-    distance: Tensor = (queries - known[index[:, -1]].double()).norm(dim=1)
-    return distance
+def _chunks(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Rows of all columns, a few at a time: in float64 all together would take much memory."""
+    return zip(*(column.split(ROWS_AT_ONCE) for column in columns), strict=True)  # type: ignore[no-untyped-call]
+
+
+def _scatter(chunks: Iterable[Float[Tensor, "n d"]]) -> Float[Tensor, "d d"]:
+    """Sum of outer products. By numpy, which computes half of a symmetric product only."""
+    total: Tensor | None = None
+    for chunk in chunks:
+        product = torch.from_numpy(chunk.numpy().T @ chunk.numpy())
+        total = product if total is None else total.add_(product)
+    assert total is not None
+    return total
 
 
 @dataclass(frozen=True)
@@ -105,11 +200,13 @@ class TiedGaussians:
     @classmethod
     def fit(cls, id_features: Float[Tensor, "m d"], id_labels: Int[Tensor, " m"]) -> TiedGaussians:
         """Class means, and the covariance around them. Classes without a sample are left out."""
-        exact, (_, own) = id_features.double(), torch.unique(id_labels, return_inverse=True)
-        count = own.bincount()
-        mean = exact.new_zeros(len(count), exact.shape[1]).index_add(0, own, exact) / count[:, None]
-        centred = exact - mean[own]
-        spread, direction = torch.linalg.eigh(centred.T @ centred / len(exact))
+        own = torch.unique(id_labels, return_inverse=True)[1]
+        count, total = own.bincount(), torch.zeros(len(own.bincount()), id_features.shape[1], dtype=torch.float64)
+        for chunk, labels in _chunks(id_features, own):
+            total.index_add_(0, labels, chunk.double())
+        mean = total / count[:, None]
+        scatter = _scatter(chunk.double() - mean[labels] for chunk, labels in _chunks(id_features, own))
+        spread, direction = torch.linalg.eigh(scatter / len(id_features))
         kept = spread > ROUNDING * spread.max()
         whitening = direction[:, kept] / spread[kept].sqrt()
         return cls(whitening, mean @ whitening)
@@ -122,15 +219,15 @@ class TiedGaussians:
     def score(self, features: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Minus the squared distance to the nearest class mean."""
         whitened = features.double() @ self.whitening
-        nearest = torch.full((len(features),), torch.inf, dtype=torch.float64)
-        for mean in self.mean:  # one class at a time: n·D numbers, not n·K·D
-            nearest = nearest.minimum((whitened - mean).square().sum(dim=1))
-        return -nearest
+        nearest = (whitened @ self.mean.T - self.mean.square().sum(dim=1) / 2).argmax(dim=1)
+        return -(whitened - self.mean[nearest]).square().sum(dim=1)  # by the difference, because products cancel
 
 
 @method("mahalanobis", label="Mahalanobis", paper="Lee et al., 2018")
 class Mahalanobis(PostHoc):
     """Minus the distance to the nearest class mean, with one covariance for all classes; no input noise."""
+
+    gaussians: TiedGaussians
 
     def fit(self, known: Known) -> None:
         self.gaussians = TiedGaussians.fit(known.features, known.id_train.label)
@@ -159,6 +256,8 @@ class Vim(PostHoc):
         """dim: of the principal space; auto is its authors' rule."""
 
         dim: Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]
+
+    logits: VirtualLogits
 
     def fit(self, known: Known) -> None:
         width = known.features.shape[1]
@@ -203,14 +302,24 @@ class VirtualLogits:
     @classmethod
     def fit(cls, head: Head, id_features: Float[Tensor, "m d"], dim: int) -> VirtualLogits:
         """The principal space has the `dim` directions in which the training features are farthest from the origin."""
-        exact, origin = id_features.double(), -torch.linalg.pinv(head.weight) @ head.bias
-        shifted = exact - origin
-        spread, direction = torch.linalg.eigh(shifted.T @ shifted / len(shifted))  # from the smallest upwards
+        origin = -torch.linalg.pinv(head.weight) @ head.bias
+        scatter = _scatter(chunk.double() - origin for (chunk,) in _chunks(id_features))
+        spread, direction = torch.linalg.eigh(scatter / len(id_features))  # from the smallest upwards
         rank = int((spread > LEAST_LEFT_OVER * spread.max()).sum())
         dim = max(0, min(dim, rank - 1))
         left_over = direction[:, : len(spread) - dim]
         # a virtual logit is on average as large as the largest logit; without any spread the energy alone counts
-        scale = head.logits(exact).amax(dim=1).mean() / (shifted @ left_over).norm(dim=1).mean()
+        largest, virtual = (
+            torch.cat(parts).mean()
+            for parts in zip(
+                *(
+                    (head.logits(chunk).amax(dim=1), ((chunk.double() - origin) @ left_over).norm(dim=1))
+                    for (chunk,) in _chunks(id_features)
+                ),
+                strict=True,
+            )
+        )
+        scale = largest / virtual
         return cls(head, origin, left_over, float(scale) if rank else 0.0, rank)
 
     @property

@@ -7,6 +7,7 @@ The order in which layers are built fixes the random weights of a seed.
 import re
 from collections.abc import Callable
 from types import ModuleType
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -328,6 +329,7 @@ def torchvision_models(name: str) -> ModuleType:
     return found
 
 
+AUTO: Final = "auto"  # of many keys in params.yaml: chosen by salcli
 LINEAR = "linear"
 OF_VECTORS: dict[str, Callable[[int], Backbone]] = {LINEAR: Linear, "mlp": Mlp}  # given the number of dimensions
 # name → builder, given the number of channels

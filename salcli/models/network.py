@@ -1,7 +1,7 @@
 """The ID classifier h_w and the OOD classifier g_θ, on top of any backbone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from salcli.errors import ModelError
 from salcli.models.backbones import LINEAR, Backbone, build_backbone, is_hooked, takes_vectors
 from salcli.models.custom import HookedBackbone
 
-Samples = Num[Tensor, "n *shape"]  # images (n, C, H, W) from 0 to 255, or vectors (n, D)
+Inputs = Num[Tensor, "n *shape"]  # images (n, C, H, W) from 0 to 255, or vectors (n, D)
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,17 @@ class NetworkSpec:
         mean, std = tuple(content["mean"]), tuple(content["std"])
         drop_rate, head = content.get("drop_rate", 0.0), content.get("head")
         return cls(content["backbone"], content["n_classes"], mean, std, drop_rate, head)
+
+
+@dataclass(frozen=True)
+class AsGiven:
+    """Undoes the standardization of vectors; changes nothing by itself."""
+
+    std: Tensor = field(default_factory=lambda: torch.ones(1))
+    mean: Tensor = field(default_factory=lambda: torch.zeros(1))
+
+    def __call__(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        return features * self.std.to(features) + self.mean.to(features)
 
 
 class Classifier(nn.Module):
@@ -65,32 +76,31 @@ class Classifier(nn.Module):
     def n_features(self) -> int:
         return self.head.in_features
 
-    def normalised(self, samples: Samples) -> Float[Tensor, "n *shape"]:
+    def normalised(self, samples: Inputs) -> Float[Tensor, "n *shape"]:
         """The input of the backbone."""
         scaled = samples.float() if self.takes_vectors else samples.float() / 255
         return (scaled - self.mean) / self.std
 
-    def features(self, samples: Samples) -> Float[Tensor, "n d"]:
+    def features(self, samples: Inputs) -> Float[Tensor, "n d"]:
         """The input of the head."""
         features: Tensor = self.backbone(self.normalised(samples))
         return features
 
-    def as_given(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    @property
+    def as_given(self) -> AsGiven:
         """Features before they were standardized, where they are the vectors themselves."""
-        if self.spec.backbone != LINEAR:
-            return features
-        return features * self.std.to(features) + self.mean.to(features)
+        return AsGiven(self.std.cpu(), self.mean.cpu()) if self.spec.backbone == LINEAR else AsGiven()
 
     def logits_of_normalised(self, normalised: Float[Tensor, "n *shape"]) -> Float[Tensor, "n k"]:
         """Class logits of samples that are normalised already, for gradients w.r.t. them."""
         logits: Tensor = self.head(self.backbone(normalised))
         return logits
 
-    def features_and_logits(self, samples: Samples) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n k"]]:
+    def features_and_logits(self, samples: Inputs) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n k"]]:
         features = self.features(samples)
         return features, self.head(features)
 
-    def forward(self, samples: Samples) -> Float[Tensor, "n k"]:
+    def forward(self, samples: Inputs) -> Float[Tensor, "n k"]:
         return self.features_and_logits(samples)[1]
 
 
@@ -110,7 +120,7 @@ class OodClassifier(Classifier):
         network.load_state_dict(classifier.state_dict(), strict=False)
         return network
 
-    def forward(self, samples: Samples) -> tuple[Float[Tensor, "n k"], Float[Tensor, " n"]]:  # type: ignore[override]
+    def forward(self, samples: Inputs) -> tuple[Float[Tensor, "n k"], Float[Tensor, " n"]]:  # type: ignore[override]
         """Class logits and the OOD logit, higher = more ID-like."""
         features = self.features(samples)
         return self.head(features), self.ood_head(features).squeeze(1)

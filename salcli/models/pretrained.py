@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from salcli.errors import ModelError, WeightsError
 from salcli.models.backbones import (
+    AUTO,
     Backbone,
     TorchvisionBackbone,
     build_backbone,
@@ -46,7 +47,6 @@ from salcli.models.network import Classifier
 from salcli.models.weights import WeightsReport, load_backbone, load_state, read_state_dict
 
 PRETRAINED: Final = "pretrained"  # model.weights: those that the library publishes
-AUTO: Final = "auto"  # model.mean and model.std: those of the pretrained weights
 TIMEOUT = 10.0  # seconds without an answer
 
 Interpolation = Literal["bilinear", "bicubic"]
