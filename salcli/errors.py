@@ -91,9 +91,10 @@ def printable(name: str | Path) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean x?)" for the nearest known name, or nothing if none is near."""
-    nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {nearest[0]}?)" if nearest else ""
+    """ " (did you mean x?)" for the nearest known name, or nothing if none is near. Upper and lower case are equal."""
+    as_written = {one.lower(): one for one in known}
+    nearest = get_close_matches(name.lower(), as_written, n=1, cutoff=0.5)
+    return f" (did you mean {as_written[nearest[0]]}?)" if nearest else ""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

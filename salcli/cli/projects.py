@@ -96,6 +96,15 @@ def init(
             "--test-ood", help="Samples known to be OOD, to test on; repeat for several sets.", rich_help_panel=CUSTOM
         ),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration",
+            help="Labeled samples from the source of the wild ones, to set thresholds with: the cure for drift.",
+            show_default="held-out part of --id",
+            rich_help_panel=CUSTOM,
+        ),
+    ] = None,
     vector: Annotated[
         list[str] | None,
         typer.Option(
@@ -195,6 +204,7 @@ def init(
         "--id": id_path,
         "--wild": wild,
         "--test-ood": test_ood,
+        "--calibration": calibration,
         "--vector": vector,
         "--label": label,
     }
@@ -218,7 +228,7 @@ def init(
         normalisation = channel_values("--mean", mean), channel_values("--std", std)
         network = NetworkOptions(model, head, weights, frozen, *normalisation)
         paths = id_path, wild, test_ood or []
-        plan = plan_project(folder, chosen, values, *paths, columns, network, ConsoleProgress())
+        plan = plan_project(folder, chosen, values, *paths, columns, network, ConsoleProgress(), calibration)
         values = plan.values
         console.print(plan_table(plan))
         for note in plan.notes:

@@ -1,4 +1,4 @@
-"""Commands that show results and files: table, report, review, inspect, theory, sweep-pi, toy."""
+"""Commands that show results and files: table, report, review, inspect, verify, theory, sweep-pi, toy."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +19,7 @@ from salcli.cli.session import (
     Variants,
     say,
 )
-from salcli.errors import ParamsError, ReviewError, UsageMistakeError, unknown_name
+from salcli.errors import BadArtifactError, ParamsError, ReviewError, UsageMistakeError, unknown_name
 
 ReadScratch = Annotated[bool, typer.Option("--scratch", help="Read from scratch/ first.", rich_help_panel=RUN)]
 
@@ -37,6 +37,15 @@ class Format(StrEnum):
     json = "json"
 
 
+class Exchange(StrEnum):
+    label_studio = "label-studio"
+
+
+class Order(StrEnum):
+    uncertainty = "uncertainty"
+    score = "score"
+
+
 def table(
     params: ParamsFile = PARAMS_YAML,
     scratch: Annotated[
@@ -48,6 +57,10 @@ def table(
     paper: Annotated[
         bool, typer.Option("--paper", help="Show them beside the paper's tables that fit params.yaml.")
     ] = False,
+    estimates: Annotated[
+        bool,
+        typer.Option("--estimates", help="Show what is estimated without labels beside what is measured."),
+    ] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.rich,
 ) -> None:
     """Collect every evaluation of the project: mean ± std over seeds, best value bold."""
@@ -57,10 +70,10 @@ def table(
     from salcli.store.layout import RUNS, SCRATCH
 
     if paper:
-        if scratch or everything:
-            raise ParamsError(
-                f"--paper compares what params.yaml asks for; leave {'--scratch' if scratch else '--all'} out"
-            )
+        other = {"--scratch": scratch, "--all": everything, "--estimates": estimates}
+        if any(other.values()):
+            flag = next(flag for flag, is_given in other.items() if is_given)
+            raise ParamsError(f"--paper compares what params.yaml asks for; leave {flag} out")
         _compare_with_paper(params, output_format)
         return
     root = params.parent / SCRATCH if scratch else params.parent
@@ -69,9 +82,10 @@ def table(
     if output_format is Format.rich:
         if scratch:
             say(f"from {SCRATCH}/: runs by hand, not what `dvc repro` builds", "yellow")
-        console.print(results_view(results, console.width))
+        console.print(results_view(results, console.width, estimates=estimates))
     else:
-        _print(results_grids(results), results_frame(results), output_format)
+        grids, frame = results_grids(results, estimates=estimates), results_frame(results, estimates=estimates)
+        _print(grids, frame, output_format)
 
 
 def _compare_with_paper(params_file: Path, output_format: Format) -> None:
@@ -185,6 +199,36 @@ def review(
     seed: Seeds = None,
     variant: Variants = None,
     scratch: ReadScratch = False,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="With --to, the tasks to write; with --from, the JSON that Label Studio exported.",
+            show_default="label-studio.json with --to",
+        ),
+    ] = None,
+    to: Annotated[Exchange | None, typer.Option("--to", help="Write tasks for Label Studio, not a CSV.")] = None,
+    back: Annotated[
+        Exchange | None, typer.Option("--from", help="Write the CSV from the labels that Label Studio exported.")
+    ] = None,
+    by: Annotated[
+        Order | None,
+        typer.Option(
+            "--by",
+            help="Which samples come first: those next to T, where a label teaches most, or those with the highest "
+            "score.",
+            show_default="uncertainty with --to, else score",
+        ),
+    ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(
+            "--images",
+            metavar="URL",
+            help="With --to: where Label Studio finds the images, as a prefix of their file names.",
+            show_default="copies of 512 pixels in the tasks",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The list to write.")] = Path("review.csv"),
     below: Annotated[int, typer.Option(min=0, help="Wild samples just below T to list as well.")] = 20,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing list.")] = False,
@@ -192,28 +236,72 @@ def review(
     """Write the candidate outliers to a CSV that a person can correct, for `train-ood --review`.
 
     In the column `decision`, keep or drop each candidate; add a sample below the threshold to count it as an outlier,
-    too. A candidate without a line stays.
+    too. A candidate without a line stays. With --to label-studio and --from label-studio, people do that in their
+    browser.
     """
     from os.path import relpath
     from shlex import quote
 
-    from salcli.pipeline.review import rows_for_review, write_review
+    from salcli.pipeline import review as lists
+    from salcli.report.galleries import wild_addresses
     from salcli.report.listings import review_table
 
-    if out.exists() and not force:
+    if to and back:
+        raise UsageMistakeError("--to writes tasks and --from reads their labels; use one of them")
+    if not (to or back) and file:
+        raise UsageMistakeError("FILE goes with --to or --from; name the list to write with --out")
+    if back and file is None:
+        raise UsageMistakeError("name the file that Label Studio exported: salcli review --from label-studio FILE")
+    if images is not None and not to:
+        raise UsageMistakeError("--images goes with --to label-studio")
+    written = file or Path("label-studio.json") if to else out
+    if to and written.suffix.lower() != ".json":
+        raise UsageMistakeError(f"{written}: Label Studio imports tasks from a file that ends in .json")
+    if written.exists() and not force:
         raise ReviewError(
-            f"{out} exists already, perhaps with decisions; name another --out, or overwrite with --force"
+            f"{written} exists already, perhaps with decisions; name another {'FILE' if to else '--out'}, or overwrite "
+            "with --force"
         )
     options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
     session = Session.open("review", params, None, **options, scratch=scratch, parallel=False)
-    rows = [
-        row
-        for experiment in session.experiments
-        for row in rows_for_review(session.workspace, session.params, experiment, below)
-    ]
-    write_review(out, rows)
+    workspace, project = session.workspace, session.params
+    rows, tasks = [], []
+    if back and file:
+        rows = lists.read_label_studio(file, workspace, project, session.experiments)
+    for experiment in session.experiments if not back else ():
+        own = lists.rows_for_review(workspace, project, experiment, below)
+        if by is Order.uncertainty or (by is None and to):
+            own = lists.nearest_first(own)
+        rows += own
+        if to:
+            tasks += lists.label_studio_tasks(own, *wild_addresses(workspace, project, experiment, own, images))
+    if to:
+        command = f"label them in Label Studio, then: salcli review --from label-studio EXPORT --out {quote(str(out))}"
+        session.finish(review_table(rows), [], command, outside=lists.write_label_studio(written, tasks))
+        return
+    lists.write_review(out, rows)
     command = f"salcli train-ood --review {quote(relpath(out, params.parent))}"
-    session.finish(review_table(rows), [], f"correct the column decision, then: {command}", outside=[out])
+    if back:
+        n_dropped, n_added = (sum(row.decision == word for row in rows) for word in (lists.DROP, lists.ADD))
+        say(f"labels in {file}: {n_dropped} candidates dropped, {n_added} samples added")
+    then = command if back else f"correct the column decision, then: {command}"
+    session.finish(review_table(rows), [], then, outside=[out])
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="PROJECT", help="The project's folder.")] = Path(),
+) -> None:
+    """Read every file of a project, and compare it with its checksum."""
+    from salcli.project.verify import verify as check
+    from salcli.report.console import ConsoleProgress
+
+    done = check(folder, ConsoleProgress())
+    for problem in done.problems:
+        say(problem, "red")
+    if done.problems:
+        raise BadArtifactError(f"{len(done.problems)} of {done.n_files} files are damaged or missing; run dvc repro")
+    more = f"; {done.n_unknown} without a checksum were not checked" if done.n_unknown else ""
+    say(f"{done.n_files - done.n_unknown} files match their checksums{more}")
 
 
 def theory(
@@ -228,7 +316,7 @@ def theory(
     """Measure what the theorems are about: the discrepancy ζ, π, τ and the errors against T."""
     from salcli.pipeline import theory as stage
     from salcli.report.figures import FORMATS, write_theory_figure
-    from salcli.report.tables import theory_view
+    from salcli.report.stage_tables import theory_view
 
     options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
     session = Session.open("theory", params, assignments, **options, scratch=scratch, parallel=False)
@@ -289,7 +377,7 @@ def toy(
     from salcli.pipeline import toy as stage
     from salcli.report.console import ConsoleProgress, console
     from salcli.report.figures import FORMATS, write_toy_figure
-    from salcli.report.tables import toy_table
+    from salcli.report.stage_tables import toy_table
 
     if calibration not in stage.CALIBRATIONS:
         raise unknown_name("calibration", calibration, stage.CALIBRATIONS)

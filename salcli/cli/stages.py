@@ -1,6 +1,7 @@
 """The stage commands: each is one or more stages of dvc.yaml."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -64,7 +65,7 @@ def prepare(
 ) -> None:
     """Decode the data, split the ID data, mix the wild data."""
     from salcli.pipeline import prepare as stage
-    from salcli.report.tables import prepared_table
+    from salcli.report.stage_tables import prepared_table
     from salcli.store.layout import Artifact, prepared_set, unseen_set
 
     options: dict[str, Any] = {"ood": ood, "pi": pi, "unseen": unseen, "seed": seed}
@@ -114,7 +115,7 @@ def train_id(
 ) -> None:
     """Train the classifier on labeled ID data."""
     from salcli.pipeline import train_id as stage
-    from salcli.report.tables import class_notes, train_id_table
+    from salcli.report.stage_tables import class_notes, train_id_table
 
     flags = {"device": device, "train_id.epochs": epochs, "train_id.lr": lr, "train_id.batch_size": batch_size}
     session = Session.open("train-id", params, assignments, flags, seed=seed, scratch=scratch)
@@ -138,7 +139,7 @@ def extract_grads(
 ) -> None:
     """Extract features and logits of all samples: the gradients of the last layer, factored."""
     from salcli.pipeline import extract
-    from salcli.report.tables import extracted_table
+    from salcli.report.stage_tables import extracted_table
 
     flags = {"device": device, "extract_grads.batch_size": batch_size}
     options: dict[str, Any] = {"ood": ood, "pi": pi, "unseen": unseen, "seed": seed}
@@ -179,7 +180,7 @@ def filter_(
 ) -> None:
     """Separate the candidate outliers from the wild data."""
     from salcli.pipeline import filter as stage
-    from salcli.report.tables import filter_view
+    from salcli.report.stage_tables import filter_view
 
     flags = {
         "device": device,
@@ -221,7 +222,7 @@ def train_ood(
     """Train with the wild data: SAL's OOD classifier with the candidate outliers, and rivals."""
     from salcli.methods.base import WildTrained, built_in, find_method, is_custom_method
     from salcli.pipeline import train_ood as stage
-    from salcli.report.tables import trained_table
+    from salcli.report.stage_tables import trained_table
 
     flags = {
         "device": device,
@@ -262,7 +263,7 @@ def train_encoder(
     """Train rivals' networks from scratch on the ID data."""
     from salcli.methods.base import IdTrained, find_method
     from salcli.pipeline import train_ood as stage
-    from salcli.report.tables import trained_table
+    from salcli.report.stage_tables import trained_table
 
     flags = {"device": device}
     session = Session.open("train-encoder", params, assignments, flags, seed=seed, scratch=scratch, parallel=False)
@@ -314,7 +315,14 @@ def detector(
     ood: OodSets = None,
     pi: Shares = None,
     seed: Seeds = None,
-    variant: Variants = None,
+    method: Annotated[
+        str | None,
+        override("detector.method", "A variant of SAL, a rival, an encoder, a post-hoc score, or auto.", "--method"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write this file instead.", show_default="runs/SEED/OOD/pi-PI/detector.safetensors"),
+    ] = None,
     float16: Annotated[
         bool, typer.Option("--float16", help="Store the weights of backbones in half the bytes (detector.float16).")
     ] = False,
@@ -322,18 +330,31 @@ def detector(
     scratch: Scratch = False,
     assignments: Assignments = None,
 ) -> None:
-    """Put SAL's OOD classifier and its calibration scores into one file, for `predict` and `export`."""
+    """Put a method, its network and its calibration scores into one file, for `predict` and `export`.
+
+    Without --method it is that of detector.method. Another one goes to scratch/, or to --out.
+    """
     import os
     from shlex import quote
 
     from salcli.detector import stage
-    from salcli.report.tables import detector_table
+    from salcli.report.stage_tables import detector_view
 
-    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
-    flags = {"device": device, "detector.float16": float16 or None}
-    session = Session.open("detector", params, assignments, flags, **options, scratch=scratch, parallel=False)
-    done = session.run(stage.run, session.experiments)
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed}
+    flags = {"device": device, "detector.method": method, "detector.float16": float16 or None}
+    elsewhere = ("detector.method", "detector.float16") if out else ()
+    session = Session.open(
+        "detector", params, assignments, flags, **options, scratch=scratch, parallel=False, elsewhere=elsewhere
+    )
+    experiments = session.of_wild_sets
+    if out and len(experiments) > 1:
+        raise UsageMistakeError(
+            f"--out is for one detector, but these are {len(experiments)}; choose one with --ood, --pi and --seed"
+        )
+    if out and out.is_dir():
+        raise UsageMistakeError(f"--out {out} is a folder; name a file in it")
+    done = session.run(stage.run, experiments, **({"out": out} if out else {}))
     written = [path for one in done for path in one.written]
-    session.finish(detector_table(done), written)
+    session.finish(detector_view(done), [] if out else written, outside=written if out else ())
     if "DVC_STAGE" not in os.environ:
         say(f"next: salcli predict --detector {quote(str(written[0]))} FOLDER", "dim")

@@ -26,6 +26,7 @@ class Samples:
     labels: NDArray[np.int64] | None = None  # n
     class_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # n
+    is_calibration: NDArray[np.bool_] | None = None  # n, of ID data that a calibration set was added to
 
     def __len__(self) -> int:
         return len(self.array)
@@ -51,6 +52,7 @@ class Source:
     fit: Fit = "resize"
     row_ids: tuple[str, ...] = ()  # n, or none
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that people want to see, n cells each
+    is_calibration: NDArray[np.bool_] | None = None  # n, of ID data that a calibration set was added to
 
     def __len__(self) -> int:
         return len(self.files) if self.array is None else len(self.array)
@@ -80,6 +82,7 @@ class Source:
             array=None if self.array is None else self.array[index],
             labels=None if self.labels is None else self.labels[index],
             is_test=None if self.is_test is None else self.is_test[index],
+            is_calibration=None if self.is_calibration is None else self.is_calibration[index],
             row_ids=some(self.row_ids),
             shown={name: some(cells) for name, cells in self.shown.items()},
         )
@@ -121,6 +124,28 @@ def concatenated(name: str, sources: Sequence[Source], paths: Sequence[Path]) ->
     whole = _end_to_end(parts)
     check_unique(name, whole.row_ids)
     return whole
+
+
+def with_calibration(name: str, labeled: Source, added: str, calibration: Source) -> Source:
+    """ID data, and behind them a calibration set of the same classes that comes from elsewhere."""
+    if calibration.labels is None:
+        raise DataError(f"{added}, the calibration set, has no labels; label it as {name} is labeled")
+    unknown = [class_name for class_name in calibration.class_names if class_name not in labeled.class_names]
+    if unknown:
+        raise DataError(
+            f"{added}, the calibration set, has classes that {name} does not have ({some_of(unknown)}); leave these "
+            f"out, or call them as there: {some_of(labeled.class_names, 12)}"
+        )
+    number = np.array([labeled.class_names.index(class_name) for class_name in calibration.class_names], np.int64)
+    is_test = None if labeled.is_test is None else np.zeros(len(calibration), np.bool_)
+    names = labeled.class_names
+    calibration = replace(calibration, labels=number[calibration.labels], class_names=names, is_test=is_test)
+    if reason := _differs(labeled, calibration):
+        raise DataError(f"{added} cannot be the calibration set of {name}: {reason}")
+    if bool(labeled.row_ids) != bool(calibration.row_ids):
+        labeled, calibration = replace(labeled, row_ids=()), replace(calibration, row_ids=())
+    is_calibration = np.repeat([False, True], [len(labeled), len(calibration)])
+    return replace(_end_to_end([labeled, calibration]), is_calibration=is_calibration)
 
 
 def _differs(one: Source, other: Source) -> str:

@@ -133,6 +133,24 @@ def wild_as_it_is(pool: Index, n_id: int) -> WildMixture:
     return WildMixture(n_id + pool, None)
 
 
+def hold_out(mixture: WildMixture, share: float, seed: int, equal: Index) -> tuple[WildMixture, Index]:
+    """The wild set without a random share of it, and the source of that share; both keep their order.
+
+    Samples with the same number in `equal` are copies of each other, and go together.
+    """
+    n = len(mixture.source)
+    order = generator(seed, "wild-holdout").permutation(int(equal.max()) + 1)
+    n_up_to = np.cumsum(np.bincount(equal)[order])
+    is_held = np.isin(equal, order[: np.searchsorted(n_up_to, share * n - 0.5) + 1])
+    if share * n < 0.5 or is_held.all():
+        raise DataError(
+            f"data.wild_holdout {share:g} of {n:,} wild samples is {'none' if share * n < 0.5 else 'all'} of them; "
+            "choose another share, or 0 to hold out nothing"
+        )
+    is_ood = None if mixture.is_ood is None else mixture.is_ood[~is_held]
+    return WildMixture(mixture.source[~is_held], is_ood), mixture.source[is_held]
+
+
 def largest_mixture(n_id: int, n_ood: int, pi: float) -> int:
     """The largest size whose OOD part, π of it to the nearest sample, and ID part both fit their pools."""
 

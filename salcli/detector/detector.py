@@ -1,4 +1,4 @@
-"""The detector: networks and their scores of held-out ID data, in one safetensors file without code.
+"""The detector: networks, a method and its scores of held-out ID data, in one safetensors file without code.
 
 From Python:
 
@@ -7,14 +7,16 @@ From Python:
     print(found.is_ood, found.p_values)
 
 A detector takes images or vectors, as its training data were. One with a frozen backbone takes images, and embeds them.
+Its method is any row of the table: SAL, a rival, or a post-hoc score with what it was fitted to.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from salcli.data.decoding import one_ahead
 from salcli.data.samples import some_of
 from salcli.data.vectors import ANY, Columns
+from salcli.detector.decisions import check_fdr, false_discovery_cutoff, too_few_to_flag
 from salcli.detector.images import ImageFormat, as_paths
 from salcli.detector.vectors import VectorFormat
 from salcli.engine.device import resolve_device
@@ -40,11 +43,14 @@ from salcli.errors import (
     UsageMistakeError,
     printable,
 )
+from salcli.methods.base import InputScore, Method, PostHoc, Trained, find_method, is_custom_method
+from salcli.methods.sal import Sal, variant_label
 from salcli.models.backbones import is_hooked, takes_vectors, wide_resnet_size
 from salcli.models.custom import ImportRefusedError, check_may_import
-from salcli.models.network import NetworkSpec, OodClassifier
+from salcli.models.network import Classifier, NetworkSpec
 from salcli.models.pretrained import Embedder, EmbedderSpec, restore_embedder
 from salcli.pipeline.embed import ON_A_CPU
+from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ID_QUANTILE, is_below, p_values, threshold_that_keeps
 from salcli.store.files import DAMAGED, Found, Header, read_header, read_tensors, write_tensors
 
@@ -53,7 +59,7 @@ if TYPE_CHECKING:
 
 KIND = "detector"
 MADE_BY = "salcli detector"
-NETWORK, EMBEDDER = "network.", "embedder."  # prefixes of the names of the weights
+NETWORK, EMBEDDER, METHOD = "network.", "embedder.", "method."  # prefixes of the names of tensors
 BACKBONES = (EMBEDDER, f"{NETWORK}backbone.")  # what float16 is for
 CALIBRATION = "calibration_scores"
 BATCH_SIZE = 256
@@ -64,21 +70,38 @@ Given = Picture | Sequence[Picture] | np.ndarray[Any, Any] | Tensor
 
 
 class Scores(NamedTuple):
-    """What the networks say about some samples."""
+    """What the network and the method say about some samples."""
 
     label: NDArray[np.int64]  # n, the predicted class
     probability: NDArray[np.float32]  # n, of that class
     score: NDArray[np.float32]  # n, the OOD score, higher = more ID-like
 
 
+def logits_and_scores(network: Classifier, method: Method, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Class logits (n, K) and OOD scores (n) of a batch. Methods compute on the CPU, as in `evaluate`."""
+    if isinstance(method, PostHoc):
+        feature, logits = (one.float().cpu() for one in network.features_and_logits(samples))
+        return logits, method.score(Representation(feature, logits, logits.argmax(dim=1)))
+    if isinstance(method, InputScore):
+        return network(samples), method.score(method.outputs(network)(samples).cpu())
+    assert isinstance(method, Trained)
+    found = method.outputs(network)(samples)
+    outputs = [one.float().cpu() for one in ((found,) if isinstance(found, Tensor) else found)]
+    return method.class_logits(outputs), method.score(network, outputs)
+
+
 def score_samples(
-    scorer: OodClassifier, samples: Tensor, batch_size: int = BATCH_SIZE, embedder: Embedder | None = None
+    network: Classifier,
+    method: Method,
+    samples: Tensor,
+    batch_size: int = BATCH_SIZE,
+    embedder: Embedder | None = None,
 ) -> Scores:
-    """Score images (n, C, H, W) or vectors (n, D), batch by batch, on the scorer's device.
+    """Score images (n, C, H, W) or vectors (n, D), batch by batch, on the network's device.
 
     Calibration and prediction share this code and float32, so that their scores can be compared on every machine.
     """
-    device = scorer.mean.device
+    device = network.mean.device
     parts = [(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32))]
     for batch in samples.split(batch_size) if len(samples) else ():  # type: ignore[no-untyped-call]
         try:
@@ -87,9 +110,9 @@ def score_samples(
                 if embedder is not None:
                     at_once = ON_A_CPU if device.type == "cpu" else batch_size
                     given = torch.cat([embedder(some) for some in given.split(at_once)])
-                logits, score = scorer(given)
+                logits, score = logits_and_scores(network, method, given)
                 probability, label = logits.softmax(1).max(1)
-                parts.append((label.cpu().numpy(), probability.cpu().numpy(), score.cpu().numpy()))
+                parts.append((label.cpu().numpy(), probability.cpu().numpy(), score.float().cpu().numpy()))
         except torch.OutOfMemoryError:
             raise DeviceError(
                 f"{len(batch)} samples at a time do not fit in the memory of {device}; use a smaller batch size"
@@ -149,12 +172,15 @@ class Detector:
 
     def __init__(
         self,
-        scorer: OodClassifier,  # images, vectors, or what the embedder makes of images → class logits, OOD score
+        network: Classifier,  # of images, of vectors, or of what the embedder makes of images
         takes: ImageFormat | VectorFormat,
         class_names: tuple[str, ...],
         calibration: NDArray[np.float32],  # sorted OOD scores of held-out ID data
         provenance: Mapping[str, Any],
         *,
+        method: Method | None = None,  # with what it was fitted to; SAL's OOD classifier by itself
+        name: str = Sal.name,  # of its row in the table
+        reason: str = "",  # why `detector.method: auto` chose it
         embedder: Embedder | None = None,  # the frozen backbone
         float16: bool = False,  # round the weights of backbones, and store them in half the bytes
         id_quantile: float = ID_QUANTILE,
@@ -168,14 +194,15 @@ class Detector:
             )
         if batch_size < 1:
             raise UsageMistakeError(f"the batch size must be at least 1, got {batch_size}")
-        self.scorer = scorer.to(_device(device)).eval()
+        self.network, self.method = network.to(_device(device)).eval(), method or Sal()
+        self.name, self.reason = name, reason
         self.embedder = None if embedder is None else embedder.to(_device(device))
         self.takes, self.class_names = takes, class_names
         self.calibration, self.provenance, self.float16 = calibration, provenance, float16
         self.id_quantile, self.batch_size = id_quantile, batch_size
         self.threshold = threshold_that_keeps(calibration, id_quantile)
         if float16:
-            round_to_float16(self.scorer.backbone)
+            round_to_float16(self.network.backbone)
             if self.embedder is not None:
                 round_to_float16(self.embedder)
 
@@ -192,7 +219,7 @@ class Detector:
         """Read a file that `salcli detector` made. No code from the file is run, and nothing is downloaded.
 
         `id_quantile`: the share of ID calibration data that `is_ood` keeps. `allow_import`: import the module that the
-        file names, if its network is a custom one.
+        file names, if its network or its method is a custom one.
         """
         found = Found(Path(path), MADE_BY)
         try:
@@ -200,15 +227,15 @@ class Detector:
         except FileNotFoundError:
             raise MissingArtifactError(f"{found.path} is not there; make a detector with: {MADE_BY}") from None
         header = read_header(found, KIND)
-        backbones = backbones_of(header)
-        for backbone in backbones:
-            check_may_import(backbone, str(found.path), allowed=allow_import)
+        custom = custom_code(header)
+        for name in custom:
+            check_may_import(name, str(found.path), allowed=allow_import)
         try:
             content, options = _assemble(header, read_tensors(found), str(found.path), allow_import=allow_import)
         except ImportRefusedError:
             raise
         except (ModelError, UnknownNameError, *DAMAGED) as error:
-            if isinstance(error, ModelError) and any(map(is_hooked, backbones)):
+            if isinstance(error, ModelError) and custom:
                 raise  # the custom code is missing or has changed; the file is fine
             raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.fix}") from None
         return cls(*content, **options, id_quantile=id_quantile, device=device, batch_size=batch_size)
@@ -221,9 +248,16 @@ class Detector:
             "id_quantile": ID_QUANTILE,  # this and the threshold are for people and other programs; `load` ignores them
             "threshold": threshold_that_keeps(self.calibration, ID_QUANTILE),
             "float16": self.float16,
+            "method": {
+                "name": self.method.name,
+                "row": self.name,
+                "settings": self.method.settings(),
+                **({"reason": self.reason} if self.reason else {}),
+            },
             "provenance": dict(self.provenance),
         }
-        tensors = {NETWORK + name: tensor for name, tensor in self.scorer.state_dict().items()}
+        tensors = {NETWORK + name: tensor for name, tensor in self.network.state_dict().items()}
+        tensors |= {METHOD + name: tensor for name, tensor in self.method.state().items()}
         if self.embedder is not None:
             about["embedder"] = asdict(self.embedder.spec)
             tensors |= {EMBEDDER + name: tensor for name, tensor in self.embedder.state_dict().items()}
@@ -232,7 +266,12 @@ class Detector:
                 name: _halved(tensor) if name.startswith(BACKBONES) else tensor for name, tensor in tensors.items()
             }
         tensors[CALIBRATION] = torch.from_numpy(self.calibration)
-        write_tensors(path, Header(KIND, about, asdict(self.scorer.spec)), tensors)
+        write_tensors(path, Header(KIND, about, asdict(self.network.spec)), tensors)
+
+    @property
+    def label(self) -> str:
+        """What a table calls its method."""
+        return variant_label(self.name) if isinstance(self.method, Sal) else self.method.label
 
     def __call__(self, samples: Given, columns: Columns = ANY) -> Predictions:
         """Predict paths, PIL images, or one array or tensor of images (n, C, H, W) in uint8; several or one.
@@ -253,6 +292,20 @@ class Detector:
             raise DataError(f"{len(failed):,} of {n:,} vectors cannot be used (rows {rows}): {reason}; leave them out")
         return _joined([part.predictions for part in parts])
 
+    def select(self, samples: Given, *, fdr: float, columns: Columns = ANY) -> Predictions:
+        """As a call, but `is_ood` flags so many of these samples that on average at most a share `fdr` of them is ID.
+
+        That is the procedure of Benjamini and Hochberg on the p-values of all samples. A warning says if the
+        calibration sample is too small for it to flag any.
+        """
+        check_fdr(fdr, len(self.calibration))
+        found = self(samples, columns)
+        found = replace(found, is_ood=found.p_values <= false_discovery_cutoff(found.p_values, fdr))
+        reason = too_few_to_flag(len(found), len(self.calibration), fdr)
+        if reason and not found.is_ood.any():
+            warnings.warn(reason, stacklevel=2)
+        return found
+
     def scan(self, files: Sequence[str | os.PathLike[str]], columns: Columns = ANY) -> Generator[Scanned]:
         """Predict files in their order, part by part; what cannot be read is reported, not raised.
 
@@ -267,7 +320,7 @@ class Detector:
                 yield Scanned(part.names, self._judge(self._score(part.array), names), part.failed)
 
     def _score(self, array: NDArray[Any]) -> Scores:
-        return score_samples(self.scorer, torch.from_numpy(array), self.batch_size, self.embedder)
+        return score_samples(self.network, self.method, torch.from_numpy(array), self.batch_size, self.embedder)
 
     def _judge(self, found: Scores, names: tuple[str, ...] = ()) -> Predictions:
         return Predictions(
@@ -281,11 +334,23 @@ class Detector:
         )
 
 
-def backbones_of(header: Header) -> list[str]:
-    """The networks that a detector's file names, the frozen one last."""
-    embedder = header.about.get("embedder")
-    frozen = [embedder.get("backbone")] if isinstance(embedder, dict) else []
-    return [str(name) for name in (header.spec.get("backbone"), *frozen)]
+def custom_code(header: Header) -> list[str]:
+    """The code beyond salcli that loading a detector would import: of a network, a frozen backbone, a method."""
+    about = [header.about.get(key) for key in ("embedder", "method")]
+    embedder, method = (one if isinstance(one, dict) else {} for one in about)
+    networks = [str(name) for name in (header.spec.get("backbone"), embedder.get("backbone")) if name]
+    methods = [str(method.get("name"))]
+    return [*filter(is_hooked, networks), *filter(is_custom_method, methods)]
+
+
+def method_class(name: str) -> type[Method]:
+    """Variants of SAL are one class, which is not among the methods that have a name of their own."""
+    return Sal if name == Sal.name else find_method(name)
+
+
+def network_class(method: type[Method]) -> type[Classifier]:
+    """Post-hoc scores are of the ID classifier."""
+    return method.network if issubclass(method, Trained) else Classifier
 
 
 def _halved(tensor: Tensor) -> Tensor:
@@ -294,7 +359,7 @@ def _halved(tensor: Tensor) -> Tensor:
     return half if tensor.ndim >= 2 and torch.equal(half.to(tensor.dtype), tensor) else tensor
 
 
-Content = tuple[OodClassifier, ImageFormat | VectorFormat, tuple[str, ...], NDArray[np.float32], Mapping[str, Any]]
+Content = tuple[Classifier, ImageFormat | VectorFormat, tuple[str, ...], NDArray[np.float32], Mapping[str, Any]]
 
 
 def _assemble(
@@ -311,20 +376,37 @@ def _assemble(
         raise ValueError("its calibration scores are not in order")
     parts = {
         prefix: {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
-        for prefix in (NETWORK, EMBEDDER)
+        for prefix in (NETWORK, EMBEDDER, METHOD)
     }
     embedder, content = None, about.get("embedder")
     if content is not None:
         _check_sizes(str(content["backbone"]), lambda: Embedder(EmbedderSpec.from_json(content)), parts[EMBEDDER])
         embedder = restore_embedder(content, parts[EMBEDDER], where, allow_import=allow_import)
-    _check_sizes(spec.backbone, lambda: OodClassifier(spec), parts[NETWORK])
-    network = OodClassifier(spec)
+    stored = about.get("method", {"name": Sal.name})  # a file from before there were others
+    kind = method_class(str(stored["name"]))
+    _check_sizes(spec.backbone, lambda: network_class(kind)(spec), parts[NETWORK])
+    network = network_class(kind)(spec)
     network.load_state_dict(parts[NETWORK])
     takes = _takes(spec, about, embedder)
+    method = kind.from_settings(stored.get("settings", {}))
+    if parts[METHOD]:
+        method.restore(parts[METHOD])
+        _check_score(network, method, (len(spec.mean),) if takes_vectors(spec.backbone) else takes.sample_shape)
     return (network, takes, names, calibration, about["provenance"]), {
+        "method": method,
+        "name": str(stored.get("row", Sal.name)),
+        "reason": str(stored.get("reason", "")),
         "embedder": embedder,
         "float16": bool(about.get("float16")),
     }
+
+
+def _check_score(network: Classifier, method: Method, sample_shape: tuple[int, ...]) -> None:
+    """Score one sample: what the method was fitted to must fit the features and classes of the network."""
+    with torch.inference_mode():
+        _, score = logits_and_scores(network.eval(), method, torch.zeros(1, *sample_shape))
+    if score.shape != (1,) or not score.is_floating_point():
+        raise ValueError(f"what {method.name} was fitted to does not fit its network")
 
 
 def _takes(spec: NetworkSpec, about: Mapping[str, Any], embedder: Embedder | None) -> ImageFormat | VectorFormat:
@@ -349,7 +431,8 @@ def _takes(spec: NetworkSpec, about: Mapping[str, Any], embedder: Embedder | Non
     wanted = embedder.spec.preprocessing
     if not is_of_vectors or len(spec.mean) != embedder.n_features:
         raise ValueError(f"its network does not take the {embedder.n_features} features of its frozen backbone")
-    if images.channels not in (1, wanted.channels) or images.size != wanted.resize:
+    is_placed = images.crop in (None, wanted.crop)  # older files do not say it
+    if images.channels not in (1, wanted.channels) or images.size != wanted.resize or not is_placed:
         raise ValueError(f"its frozen backbone does not {does_not}")
     return images
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salcli.detector.detector import Detector
+from salcli.detector.detector import Detector, logits_and_scores
 from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
 from salcli.errors import ModelError, StorageError, UsageMistakeError
+from salcli.methods.base import InputScore, built_in
 from salcli.store.files import atomic_path
 
 OUTPUTS = ("logits", "score", "is_ood", "p_value")
@@ -25,7 +26,7 @@ NEEDED_FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
 METADATA = "salcli"  # the metadata entry that holds the description
 BATCH = {0: torch.export.Dim("batch")}
 
-Run = Callable[[Tensor], list[Tensor]]
+Runner = Callable[[Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class DetectorGraph(nn.Module):
     def __init__(self, detector: Detector) -> None:
         super().__init__()
         # a copy, with weights in the memory order of an export, not in the one that makes convolutions fast
-        self.scorer = copy.deepcopy(detector.scorer).cpu().to(memory_format=torch.contiguous_format)
+        self.network = copy.deepcopy(detector.network).cpu().to(memory_format=torch.contiguous_format)
+        self.method = copy.deepcopy(detector.method)
         self.embedder = copy.deepcopy(detector.embedder)
         if self.embedder is not None:
             self.embedder.cpu().to(memory_format=torch.contiguous_format)
@@ -60,7 +62,8 @@ class DetectorGraph(nn.Module):
     def forward(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if self.embedder is not None:  # its parts, since exporters cannot trace no_grad
             samples = self.embedder.backbone(self.embedder.normalised(samples)).float()
-        logits, score = self.scorer(samples)
+        logits, exact = logits_and_scores(self.network, self.method, samples)
+        score = exact.float()
         n_at_most = (self.calibration <= score[:, None]).sum(1)
         p_value = (1 + n_at_most).to(torch.float32) / (len(self.calibration) + 1)
         return logits, score, ~(score >= self.threshold), p_value
@@ -73,6 +76,12 @@ def export(detector: Detector, path: Path, to: str) -> Exported:
         raise UsageMistakeError(f"ONNX needs {', '.join(missing)}; install it with: pip install 'salcli[onnx]'")
     if path.is_dir():
         raise StorageError(f"{path} is a folder; name a file in it")
+    if isinstance(detector.method, InputScore):
+        others = ", ".join(name for name, one in built_in().items() if not issubclass(one, InputScore))
+        raise ModelError(
+            f"{detector.label} takes gradients of its input, which a graph cannot express; methods that can be "
+            f"exported: sal and its variants, {others}"
+        )
     write, load = FORMATS[to]
     graph, takes = DetectorGraph(detector), detector.takes
     text = json.dumps(description(detector), sort_keys=True)
@@ -82,8 +91,8 @@ def export(detector: Detector, path: Path, to: str) -> Exported:
             # another graph than the one to compare with: tracing may change the state of a custom network
             write(DetectorGraph(detector), random_samples(2, takes, seed=0), takes.kind, text, partial)
         except Exception as error:  # a custom network may fail in any way
-            backbone = (detector.embedder or detector.scorer).spec.backbone
-            raise ModelError(f"{backbone} cannot be exported to {to}: {_reason(error)}") from error
+            what = f"{(detector.embedder or detector.network).spec.backbone} with {detector.label}"
+            raise ModelError(f"{what} cannot be exported to {to}: {_reason(error)}") from error
         try:
             return _compare(graph, load(partial), takes, to)
         except ModelError:
@@ -100,11 +109,12 @@ def description(detector: Detector) -> dict[str, Any]:
         "input": _described_input(detector),
         "outputs": {
             "logits": "of the classes, before softmax",
-            "score": "OOD score, higher = more like ID data",
+            "score": f"OOD score of {detector.label}, higher = more like ID data",
             "is_ood": "whether the score is below the threshold",
             "p_value": "conformal, against the calibration scores",
         },
         "class_names": detector.class_names,
+        "method": {"name": detector.name, "label": detector.label, "reason": detector.reason},
         "id_quantile": detector.id_quantile,
         "threshold": detector.threshold,
         "n_calibration": len(detector.calibration),
@@ -140,7 +150,7 @@ def random_samples(n: int, takes: ImageFormat | VectorFormat, seed: int) -> Tens
     return torch.randn(axes, generator=generator)
 
 
-def _compare(graph: DetectorGraph, run: Run, takes: ImageFormat | VectorFormat, to: str) -> Exported:
+def _compare(graph: DetectorGraph, run: Runner, takes: ImageFormat | VectorFormat, to: str) -> Exported:
     """Several batch sizes: with one, a graph that is fixed to the size it was traced with would pass."""
     largest = 0.0
     for n in BATCH_SIZES:
@@ -184,7 +194,7 @@ def _write_onnx(graph: DetectorGraph, example: Tensor, name: str, text: str, pat
     program.save(path, external_data=False)
 
 
-def _load_onnx(path: Path) -> Run:
+def _load_onnx(path: Path) -> Runner:
     import onnxruntime  # an extra
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
@@ -198,7 +208,7 @@ def _write_torch_export(graph: DetectorGraph, example: Tensor, name: str, text: 
         torch.export.save(program, file, extra_files={METADATA: text})
 
 
-def _load_torch_export(path: Path) -> Run:
+def _load_torch_export(path: Path) -> Runner:
     with path.open("rb") as file:
         module = torch.export.load(file).module()
 
@@ -209,7 +219,7 @@ def _load_torch_export(path: Path) -> Run:
     return run
 
 
-FORMATS: dict[str, tuple[Callable[[DetectorGraph, Tensor, str, str, Path], None], Callable[[Path], Run]]] = {
+FORMATS: dict[str, tuple[Callable[[DetectorGraph, Tensor, str, str, Path], None], Callable[[Path], Runner]]] = {
     "onnx": (_write_onnx, _load_onnx),
     "torch-export": (_write_torch_export, _load_torch_export),
 }

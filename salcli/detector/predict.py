@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from salcli.data.folders import files_below
 from salcli.data.samples import some_of
 from salcli.data.vectors import ANY, Columns
-from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned, backbones_of
+from salcli.detector.decisions import check_fdr, false_discovery_cutoff, too_few_to_flag
+from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned, custom_code
 from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
 from salcli.errors import DataError, MissingArtifactError, StorageError, UsageMistakeError, as_text, printable
@@ -43,11 +44,12 @@ Say = Callable[[str, Literal["note", "warning"]], None]
 
 @dataclass
 class Tally:
-    """How many samples there were and how many are OOD, at which threshold."""
+    """How many samples there were and how many are OOD, at which threshold or false discovery rate."""
 
     threshold: float
     id_quantile: float
     kind: str = "images"
+    fdr: float | None = None
     n_samples: int = 0
     n_ood: int = 0
     n_unreadable: int = 0
@@ -63,10 +65,10 @@ class Tally:
         share = f" ({self.n_ood / self.n_samples:.1%})" if self.n_samples else ""
         verb = "read" if self.kind == "images" else "used"
         unreadable = f", {self.n_unreadable:,} could not be {verb}" if self.n_unreadable else ""
-        return (
-            f"{self.n_samples:,} {self.kind}, {self.n_ood:,} OOD{share}{unreadable}; "
-            f"OOD: scores below {self.threshold:.4g}, which keeps {self.id_quantile:.4g} of ID data"
-        )
+        rule = f"OOD: scores below {self.threshold:.4g}, which keeps {self.id_quantile:.4g} of ID data"
+        if self.fdr is not None:
+            rule = f"on average at most {self.fdr:.4g} of those called OOD are ID (false discovery rate)"
+        return f"{self.n_samples:,} {self.kind}, {self.n_ood:,} OOD{share}{unreadable}; {rule}"
 
 
 def predict(
@@ -79,6 +81,7 @@ def predict(
     null: bool = False,
     columns: Columns = ANY,
     id_quantile: float = ID_QUANTILE,
+    fdr: float | None = None,
     batch_size: int = BATCH_SIZE,
     device: str = "auto",
     allow_import: bool = False,
@@ -88,8 +91,11 @@ def predict(
     """Predict files, folders, patterns, or "-" for a list on standard input; write a row for each image or vector.
 
     Rows go to `out`, or to standard output as they come, as `output_format` says (see `choose_format`); rows of a
-    table go to `table` instead. `say` receives the lines for people, except for the returned tally.
+    table go to `table` instead. `say` receives the lines for people, except for the returned tally. With `fdr`, is_ood
+    is decided when all p-values are known, and rows are written then.
     """
+    if fdr is not None and id_quantile != ID_QUANTILE:
+        raise UsageMistakeError("--fdr and --id-quantile both decide what is OOD; use one of them")
     if out and out.is_dir():  # otherwise this would only show after all the work
         raise StorageError(f"{out} is a folder; name a file in it")
     path, note = choose_detector(detector, Path())
@@ -97,32 +103,40 @@ def predict(
         path, id_quantile=id_quantile, batch_size=batch_size, device=device, allow_import=allow_import
     )
     takes = loaded.takes
+    if fdr is not None:
+        check_fdr(fdr, len(loaded.calibration))
     listed = split_list(sys.stdin.buffer.read(), null=null) if STANDARD_INPUT in paths else []
     files = find_files(takes, paths, listed)
     if note:
         say(note, "note")
-    tally = Tally(loaded.threshold, loaded.id_quantile, takes.kind)
+    tally = Tally(loaded.threshold, loaded.id_quantile, takes.kind, fdr)
     n_known = len(files) if takes.kind == "images" else 0
     with (
-        _opened(out, output_format, table, takes.name_column) as write,
+        _opened(out, output_format, table, takes.name_column) as write_rows,
         (progress or Silent()).task("predict", n_known, takes.kind) as task,
+        _flagging(write_rows, tally) as write,
         closing(loaded.scan(files, columns)) as parts,
     ):
+        n_read = n_failed = 0
         for part in parts:
             reason = next(iter(part.failed.values()), "")
             if takes.kind == "images":
                 for i, why in part.failed.items():
                     say(f"cannot be read: {printable(part.names[i])}: {why}", "warning")
             write(part)
-            tally.add(part)
+            n_read, n_failed = n_read + len(part.predictions), n_failed + len(part.failed)
             task.advance(len(part.names))
-        if tally.n_samples == 0 and takes.kind == "images":
+        if n_read == 0 and takes.kind == "images":
             raise DataError(f"no image could be read, of {len(files):,} files; the lines above say why")
-        if tally.n_samples == 0:
-            raise DataError(f"none of {tally.n_unreadable:,} vectors can be used: {reason}")
+        if n_read == 0:
+            raise DataError(f"none of {n_failed:,} vectors can be used: {reason}")
     if tally.n_unreadable and takes.kind == "vectors":
         rows = some_of(tally.unreadable)
         say(f"cannot be used: {tally.n_unreadable:,} vectors (rows {rows}); the column error says why", "warning")
+    if fdr is not None and not tally.n_ood:
+        reason = too_few_to_flag(tally.n_samples, len(loaded.calibration), fdr)
+        if reason:
+            say(reason, "warning")
     return tally
 
 
@@ -159,16 +173,19 @@ def _number(seed: str) -> int:
 
 
 def load_detector(path: Path, *, allow_import: bool = False, **options: Any) -> Detector:
-    """`Detector.load`, with a custom network looked for in this folder and where params.yaml says.
+    """`Detector.load`, with custom code looked for in this folder and where params.yaml says.
 
-    Importing it must be allowed, unless the detector is below runs/ and params.yaml here names the same network: then
-    the stages of this project have imported it already.
+    Importing it must be allowed, unless the detector is below runs/ and params.yaml here names the same code: then the
+    stages of this project have imported it already.
     """
-    backbones = backbones_of(read_header(Found(path, MADE_BY))) if path.is_file() else []
-    custom = [backbone for backbone in backbones if import_path(backbone)]
+    custom = custom_code(read_header(Found(path, MADE_BY))) if path.is_file() else []
+    custom = [name for name in custom if import_path(name)]
     if custom:
         params = read_yaml(PARAMS_YAML) if PARAMS_YAML.is_file() else {}
-        if path.parts[0] == RUNS and custom == [lookup(params, "model.backbone")]:
+        keys = "model.backbone", "detector.method", "rivals", "encoders", "evaluate.methods"
+        named = [lookup(params, key) for key in keys]
+        used = {name for one in named for name in (one if isinstance(one, list) else [one])}
+        if path.parts[0] == RUNS and used.issuperset(custom):
             allow_import = True
         if allow_import:
             make_importable(Path())
@@ -269,6 +286,25 @@ def _opened(out: Path | None, output_format: str, table: Write | None, name_colu
             yield row_writer(file, output_format, name_column)
         finally:
             file.detach()
+
+
+@contextmanager
+def _flagging(write: Write, tally: Tally) -> Iterator[Write]:
+    """Count and write parts as they come; with a false discovery rate, when all p-values are known."""
+
+    def finish(part: Scanned) -> None:
+        write(part)
+        tally.add(part)
+
+    if tally.fdr is None:
+        yield finish
+        return
+    held: list[Scanned] = []
+    yield held.append
+    p_values = [part.predictions.p_values for part in held]
+    cutoff = false_discovery_cutoff(np.concatenate(p_values), tally.fdr)
+    for part, p in zip(held, p_values, strict=True):
+        finish(replace(part, predictions=replace(part.predictions, is_ood=p <= cutoff)))
 
 
 def row_writer(file: TextIO, output_format: str, name_column: str = "path") -> Write:

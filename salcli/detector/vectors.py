@@ -35,7 +35,7 @@ TRAINED = "of the training data; name others with --vector"
 NOT_FINITE = "NaN, infinite, or too large for float32"
 
 # Some rows, their ids if they have any, and which of them have no vector, with the reason
-Block = tuple[NDArray[Any], tuple[str, ...], dict[int, str]]
+VectorBlock = tuple[NDArray[Any], tuple[str, ...], dict[int, str]]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class VectorFormat:
                 "give vectors from the encoder of its training data"
             )
 
-    def _blocks(self, path: Path, asked: Columns) -> Iterator[Block]:
+    def _blocks(self, path: Path, asked: Columns) -> Iterator[VectorBlock]:
         if path.suffix.lower() in TABLES:
             yield from self._of_table(path, asked)
             return
@@ -153,7 +153,7 @@ class VectorFormat:
                 raise DataError(f"{printable(path)}: which array holds the vectors, {which}? Name it with --vector")
             return next(iter(wide.values())), row_ids
 
-    def _of_table(self, path: Path, asked: Columns) -> Iterator[Block]:
+    def _of_table(self, path: Path, asked: Columns) -> Iterator[VectorBlock]:
         try:
             from pyarrow import ArrowException, types
             from pyarrow.parquet import ParquetFile

@@ -23,6 +23,8 @@ class React(PostHoc):
     """Energy of features clipped at a percentile of all ID training activations."""
 
     Params = PercentileParams
+    head: Head
+    limit: float
 
     def fit(self, known: Known) -> None:
         self.head = known.head
@@ -37,6 +39,7 @@ class Dice(PostHoc):
     """Energy with only the weights whose mean contribution on ID data is above a percentile of all."""
 
     Params = PercentileParams
+    sparse: Head
 
     def fit(self, known: Known) -> None:
         contribution = known.head.weight * known.features.mean(dim=0, dtype=torch.float64)  # K, D
@@ -55,6 +58,7 @@ class Ash(PostHoc):
     """
 
     Params = PercentileParams
+    head: Head
 
     def fit(self, known: Known) -> None:
         self.head = known.head

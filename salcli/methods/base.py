@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from salcli.engine.linear import FullFit
 from salcli.engine.training import Epoch, Run, reproducible
 from salcli.errors import ParamsError, SalError, unknown_name
 from salcli.models.custom import import_object
-from salcli.models.network import Classifier, NetworkSpec
+from salcli.models.network import AsGiven, Classifier, NetworkSpec
 from salcli.progress import Progress, Silent
 from salcli.sal.filter import CPU
 from salcli.sal.gradients import Representation, RepresentationSource
@@ -105,6 +106,68 @@ class Method(ABC):  # noqa: B024
     def has_params(cls) -> bool:
         return bool(cls.Params.model_fields)
 
+    # -- a fitted method in a detector's file: its settings, which JSON can say, and its state, which are tensors
+
+    def settings(self) -> dict[str, Any]:
+        """The hyper-parameters that scores of new samples depend on."""
+        return self.params.model_dump(mode="json") if isinstance(self.params, Section) else {}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Method:
+        return cls(cls.Params.model_validate(settings)) if settings else cls()
+
+    def compact(self, seed: int) -> None:  # noqa: B027
+        """Keep only what scores of new samples need; by itself, all that `fit` stored. A SalError: it cannot."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What `fit` stored: the attributes that are tensors, numbers, or data classes and dicts of them."""
+        return flattened({name: value for name, value in vars(self).items() if name != "params"})
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `state`. What is not a tensor needs an annotation that says what it is."""
+        kinds = get_type_hints(type(self))
+        for name in dict.fromkeys(name.partition("/")[0] for name in state):
+            if callable(getattr(type(self), name, None)):
+                raise ValueError(f"{name} is not what {self.name} is fitted to")
+            setattr(self, name, restored(kinds.get(name, Tensor), below(state, name)))
+
+
+def flattened(value: Any, name: str = "") -> dict[str, Tensor]:
+    """All tensors and numbers in a value, by their path in it. Entries of inner dicts are numbered: order counts."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    if isinstance(value, bool | int | float):
+        return {name: torch.tensor(value, dtype=torch.float64)}
+    if is_dataclass(value):
+        value = {one.name: getattr(value, one.name) for one in fields(value)}
+    elif isinstance(value, Method):
+        return {f"{name}/{key}": tensor for key, tensor in value.state().items()}
+    elif isinstance(value, dict) and name:
+        value = {f"{i:03}:{key}": one for i, (key, one) in enumerate(value.items())}
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is neither a tensor nor a number, nor a data class or dict of them")
+    found = [flattened(one, f"{name}/{key}" if name else key) for key, one in value.items()]
+    return {key: tensor for own in found for key, tensor in own.items()}
+
+
+def below(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The part of a state that belongs to an attribute."""
+    return {key[len(name) + 1 :]: tensor for key, tensor in state.items() if key == name or key.startswith(f"{name}/")}
+
+
+def restored(kind: Any, state: Mapping[str, Tensor]) -> Any:
+    """A value of the annotated kind from the tensors in it. A LookupError or ValueError: they do not fit it."""
+    if isinstance(kind, UnionType):  # or None, before it is fitted
+        kind = get_args(kind)[0]
+    if is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(**{one.name: restored(kinds[one.name], below(state, one.name)) for one in fields(kind)})  # type: ignore[operator]
+    if get_origin(kind) is dict:
+        names = sorted({name.partition("/")[0] for name in state})
+        return {name.partition(":")[2]: restored(get_args(kind)[1], below(state, name)) for name in names}
+    tensor = state[""]
+    return kind(tensor.item()) if kind in (bool, int, float) else tensor
+
 
 @dataclass(frozen=True)
 class Head:
@@ -131,7 +194,7 @@ class Known:
     seed: int = 0
     device: torch.device = CPU
     note: Callable[[str], None] = lambda text: None
-    as_given: Callable[[Tensor], Tensor] = lambda features: features  # undoes the standardization of vectors
+    as_given: AsGiven = field(default_factory=AsGiven)  # undoes the standardization of vectors
     calibration: RepresentationSource | None = None  # held-out ID data
 
     @cached_property
@@ -156,6 +219,10 @@ class PostHoc(Method):
     def score_training_samples(self, x: Representation) -> Float[Tensor, " n"]:
         """Of samples that the method was fitted on."""
         return self.score(x)
+
+    def held_out_scores(self) -> Float[Tensor, " n"] | None:
+        """Of the calibration data, by models that have not seen them; None where `fit` does not learn from them."""
+        return None
 
     def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
         """Of all samples of a source, chunk by chunk."""
@@ -247,6 +314,10 @@ class Trained(Method):
     network: ClassVar[type[Classifier]] = Classifier
     needs_images: ClassVar[bool] = False
     in_one_process: ClassVar[bool] = False  # whether its loss compares all samples of a batch
+
+    def settings(self) -> dict[str, Any]:
+        """How it was trained does not count any more."""
+        return super().settings() if is_custom_method(self.name) else {}
 
     @abstractmethod
     def phases(self, start: Start) -> Phases:

@@ -28,7 +28,7 @@ from salcli.methods.base import (
     check_count,
     method,
 )
-from salcli.methods.features import fitted_knn
+from salcli.methods.features import Neighbours
 from salcli.methods.logits import msp
 from salcli.models.network import Classifier, NetworkSpec
 
@@ -270,6 +270,8 @@ class KnnPlus(_Contrastive):
 
     network = ContrastiveClassifier
     authors_epochs = (500, 100)
+    k: int
+    nearest: Neighbours
 
     def __init__(self, params: Any = None, k: int = 50) -> None:
         super().__init__(params)
@@ -304,10 +306,13 @@ class KnnPlus(_Contrastive):
     def fit(self, network: Classifier, over_training_data: Callable[[Callable[[Tensor], Tensor]], Tensor]) -> None:
         features = over_training_data(network.features)
         check_count("methods.knn.k", self.k, len(features), "ID training samples")
-        self.nearest = fitted_knn(features, self.k)
+        self.nearest = Neighbours.of(features, self.k)
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
-        return self.nearest(outputs[0])
+        return self.nearest.score(outputs[0])
+
+    def compact(self, seed: int) -> None:
+        self.nearest = self.nearest.thinned(seed)
 
     def class_logits(self, outputs: list[Tensor]) -> Float[Tensor, "n k"]:
         return outputs[1]

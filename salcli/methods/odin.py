@@ -19,7 +19,7 @@ class Odin(InputScore):
     """The largest softmax probability at a temperature, after a step ε that makes the prediction more certain."""
 
     class Params(Section):
-        """ε is a step in the normalised input; the sign of the gradient is divided by the std of each channel."""
+        """ε is a step in pixels on a scale of 0 to 1; of vectors, in standard deviations."""
 
         temperature: Positive
         epsilon: NotNegative
@@ -28,7 +28,8 @@ class Odin(InputScore):
         return lambda samples: odin_logits(
             network.logits_of_normalised,
             network.normalised(samples),
-            network.spec.std,
+            # a nearly constant dimension of vectors has a tiny std: divided by it, one step would saturate the softmax
+            network.spec.std if samples.ndim > 2 else (1.0,),
             self.params.temperature,
             self.params.epsilon,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from salcli.engine.batches import Batch, Rows, joined
 from salcli.engine.device import processes
 from salcli.engine.linear import Examples, FullFit
 from salcli.engine.training import BatchResult
+from salcli.errors import ParamsError
 from salcli.methods.base import (
     LBFGS,
     Count,
@@ -33,16 +35,26 @@ from salcli.methods.base import (
     WildTrained,
     method,
 )
+from salcli.models.backbones import AUTO
 from salcli.models.network import OodClassifier
 from salcli.progress import Silent, Task
 from salcli.sal.filter import CPU, class_agnostic_scores, class_conditional_scores, reference_gradients
-from salcli.sal.gradients import FactorSource, Gradients, Representation, RepresentationSource
+from salcli.sal.gradients import (
+    FactorSource,
+    Gradients,
+    Representation,
+    RepresentationSource,
+    last_layer_residual,
+    mean_gradient,
+)
 from salcli.sal.objective import sal_objective
 from salcli.sal.seeding import generator
+from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 
 TAU = "sal"  # the name of τ among the filter's scores
-AUTO, LEARNED, COMMITTEE = "auto", "learned", "committee"  # scores that are made of others (separators.py)
+BLEND, LEARNED, COMMITTEE = "blend", "learned", "committee"  # as AUTO, made of others: separators.py
 SOFTENED = 100.0  # the temperature of the second τ among them
+MOST_NUMBERS = 100_000_000  # in the singular vectors of a detector's file: 0.8 GB
 
 
 def _temperature(value: object) -> object:
@@ -99,7 +111,7 @@ class TrainOodParams(TrainParams):
     review: Annotated[str, Field(min_length=1)] | None
 
 
-def unlabeled(source: RepresentationSource, params: FilterParams, seed: int, what: str) -> Gradients:
+def unlabeled_gradients(source: RepresentationSource, params: FilterParams, seed: int, what: str) -> Gradients:
     """Gradients of samples whose labels are not known: predicted, or random. `what` names the samples.
 
     Held-out ID samples are treated just as wild ones are.
@@ -111,7 +123,7 @@ def unlabeled(source: RepresentationSource, params: FilterParams, seed: int, wha
     return Gradients(source, label, params.gradient == "predicted-row", float(params.temperature))
 
 
-def labeled(source: RepresentationSource, params: FilterParams) -> Gradients:
+def labeled_gradients(source: RepresentationSource, params: FilterParams) -> Gradients:
     """Gradients with the true labels."""
     return Gradients(source, source.label, params.gradient == "predicted-row", float(params.temperature))
 
@@ -160,11 +172,66 @@ def _first_defined(scores: list[Tensor]) -> Tensor:
     return reduce(lambda first, second: torch.where(first.isnan(), second, first), scores)
 
 
+@dataclass(frozen=True)
+class OutlierDirections:
+    """All that τ of new samples needs: v and ⟨∇̄, v⟩, of each class or, in a list of one, of all."""
+
+    vector: Float[Tensor, "c v k d"]  # zero where the wild gradients do not spread: τ is 0 there
+    offset: Float[Tensor, "c v"]
+    temperature: float
+    label_row_only: bool
+
+    @classmethod
+    def fit(cls, known: Known, params: FilterParams) -> OutlierDirections:
+        assert known.wild is not None
+        if params.labels != "predicted":
+            raise ParamsError("filter.labels is random, so τ of a new sample would be random; use predicted")
+        wild = unlabeled_gradients(known.wild, params, known.seed, "wild")
+        id_train = labeled_gradients(known.id_train, params)
+        n_classes = known.wild.n_classes
+        n_groups = n_classes if params.svd == "class-conditional" else 1
+        per_class = params.reference == "class-conditional"
+        shape = (1 if params.gradient == "predicted-row" else n_classes, known.head.weight.shape[1])
+        n_numbers = n_groups * params.n_vectors * shape[0] * shape[1]
+        if n_numbers > MOST_NUMBERS:
+            raise ParamsError(
+                f"τ of {n_classes} classes needs {8 * n_numbers / 1e9:.1f} GB of singular vectors, too many for a "
+                "file; set filter.gradient to predicted-row, or filter.svd to class-agnostic"
+            )
+        vector = torch.zeros(n_groups, params.n_vectors, *shape, dtype=torch.float64)
+        offset = torch.zeros(n_classes, params.n_vectors, dtype=torch.float64)
+        shared = None
+        if n_groups == 1 or not per_class:
+            shared = reference_gradients(id_train, n_classes, class_conditional=n_groups == 1 and per_class)
+        for k in range(n_groups):
+            own = wild if n_groups == 1 else wild.of_class(k)
+            if len(own) == 0:
+                continue
+            reference = mean_gradient(id_train.of_class(k))[None] if shared is None else shared
+            found = top_singular_vectors(CentredGradients(own, reference), params.n_vectors)
+            vector[k, : len(found)] = found
+            own_offset = reference.flatten(1) @ vector[k].flatten(1).T  # one row, or one for each class
+            offset[slice(None) if n_groups == 1 else k] = own_offset
+        return cls(vector, offset, float(params.temperature), params.gradient == "predicted-row")
+
+    def tau(self, x: Representation) -> Float[Tensor, " n"]:
+        """With predicted labels."""
+        label = x.predicted
+        residual = last_layer_residual(x.logits, label, self.temperature)
+        if self.label_row_only:
+            residual = residual.gather(1, label[:, None])
+        vector = self.vector[label if len(self.vector) > 1 else torch.zeros_like(label)]  # n, v, k, d
+        along = torch.einsum("nvkd,nd->nvk", vector, x.feature.double())
+        projected = (along * residual.double()[:, None]).sum(dim=2) - self.offset[label]
+        return projected.square().mean(dim=1)
+
+
 @method("sal-posthoc", label="SAL (post-hoc)", paper="Du et al., 2024")
 class SalPostHoc(PostHoc):
     """−τ of test samples, with ∇̄ and v of the filter; nothing is trained. Its params are the filter section."""
 
     needs_wild = True
+    directions: OutlierDirections | None = None  # of a compact one
 
     @classmethod
     def from_params(cls, params: Any) -> SalPostHoc:
@@ -173,8 +240,16 @@ class SalPostHoc(PostHoc):
     def fit(self, known: Known) -> None:
         self.known = known
 
+    def compact(self, seed: int) -> None:
+        self.directions = OutlierDirections.fit(self.known, self.params)
+        del self.known
+
+    def settings(self) -> dict[str, Any]:
+        """All is in the directions."""
+        return {}
+
     def score(self, x: Representation) -> Float[Tensor, " n"]:
-        return self.scores(x)
+        return self.scores(x) if self.directions is None else -self.directions.tau(x)
 
     def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
         """Where no wild sample is predicted as a class, there is no outlier of that class to look like: τ is 0.
@@ -183,8 +258,10 @@ class SalPostHoc(PostHoc):
         """
         known, params = self.known, self.params
         assert known.wild is not None
-        test, wild = unlabeled(source, params, known.seed, "test"), unlabeled(known.wild, params, known.seed, "wild")
-        (outlier_score,) = tau(wild, [test], labeled(known.id_train, params), source.n_classes, params, known.device)
+        test = unlabeled_gradients(source, params, known.seed, "test")
+        wild = unlabeled_gradients(known.wild, params, known.seed, "wild")
+        id_train = labeled_gradients(known.id_train, params)
+        (outlier_score,) = tau(wild, [test], id_train, source.n_classes, params, known.device)
         is_finite = torch.cat(
             [torch.ones(0, dtype=torch.bool)] + [x.feature.isfinite().all(1) for x in source.chunks()]
         )

@@ -1,16 +1,17 @@
-"""Separators that are made of other scores: the committee, and one that learns held-out ID against wild data.
+"""Separators that are made of other scores: the committee, one that learns held-out ID against wild data, and a blend.
 
 Every outlier score is first mapped through its distribution on held-out ID data to a normal quantile, so that scores of
 any scale can be added up. The committee is the mean of the post-hoc scores. The learned separator is a regularized
 logistic regression on features, logits and all scores. It is cross-fitted: every sample is scored by a model that has
-not seen it, so held-out ID data and the ID part of the wild data are treated alike.
+not seen it, so held-out ID data and the ID part of the wild data are treated alike. The blend is a mean of all
+scores and such a regression: the one is robust where outliers are few, the other sharp where they are many.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from salcli.errors import ParamsError, ThresholdError
-from salcli.methods.base import Known, PostHoc, built_in, method
-from salcli.methods.sal import SOFTENED, TAU, FilterParams, labeled, tau, unlabeled
+from salcli.methods.base import Known, PostHoc, below, built_in, method, restored
+from salcli.methods.sal import (
+    SOFTENED,
+    TAU,
+    FilterParams,
+    OutlierDirections,
+    labeled_gradients,
+    tau,
+    unlabeled_gradients,
+)
 from salcli.sal.gradients import Representation, RepresentationSource
 from salcli.sal.seeding import derived_seed, generator
 from salcli.sal.unlabeled import N_RESAMPLES, NormalQuantiles, partial_excess, resampled_excess
@@ -31,6 +40,7 @@ LEAST_CALIBRATION = 20  # samples; with fewer, most folds have one or none
 # ½‖w‖² is weighed against this times the sum of the losses, in which each side counts as its smaller one has samples
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # from the strongest penalty on
 SURE_OF_PENALTY = 0.8  # share of resamples in which a weaker penalty must find more
+BLENDED = 0.4  # the weight of the regression in a blend; the mean of all scores has the rest
 COMMITTEE_SCALE = 10.0  # a column this much larger is penalized by the square of it less
 MOST_SAMPLES = 100_000  # of a side that a model is fitted to
 MOST_NUMBERS = 40_000_000  # in the matrix of one side: 320 MB
@@ -44,6 +54,21 @@ def members(params: Any) -> dict[str, PostHoc]:
     """Every post-hoc score that needs nothing but the ID classifier and its training data, with its params."""
     found = {name: one for name, one in built_in(PostHoc).items() if not (one.needs_wild or one.needs_calibration)}  # type: ignore[attr-defined]
     return {name: one.from_params(params) for name, one in found.items()}  # type: ignore[misc]
+
+
+def members_of(settings: Mapping[str, Any]) -> dict[str, PostHoc]:
+    """The same from a detector's file."""
+    known = built_in(PostHoc)
+    return {name: known[name].from_settings(own) for name, own in settings.items()}  # type: ignore[misc]
+
+
+def restored_members(members: Mapping[str, PostHoc], state: Mapping[str, Tensor]) -> dict[str, PostHoc]:
+    """With what they were fitted to. One that fits nothing has no state."""
+    stored = {name.partition("/")[0].partition(":")[2]: name.partition("/")[0] for name in below(state, "members")}
+    for name, member in members.items():
+        if name in stored:
+            member.restore(below(state, f"members/{stored[name]}"))
+    return dict(members)
 
 
 def outlier_scores(
@@ -105,14 +130,31 @@ class Committee(PostHoc):
     """Minus the mean of all post-hoc scores, each mapped to a normal quantile on held-out ID data."""
 
     needs_calibration = True
+    members: dict[str, PostHoc]
+    transforms: Transforms
 
     @classmethod
     def from_params(cls, params: Any) -> Committee:
         return cls(members(params))
 
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Committee:
+        return cls(members_of(settings))
+
+    def settings(self) -> dict[str, Any]:
+        return {name: member.settings() for name, member in self.members.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.members = restored_members(self.params, state)
+        self.transforms = restored(Transforms, below(state, "transforms"))
+
+    def compact(self, seed: int) -> None:
+        for member in self.members.values():
+            member.compact(seed)
+
     def fit(self, known: Known) -> None:
         assert known.calibration is not None
-        self.members: dict[str, PostHoc] = {}
+        self.members = {}
         calibration = {}
         for name, member in self.params.items():
             try:
@@ -167,15 +209,14 @@ class Side:
         start = 0
         for chunk in source.chunks():
             own = {name: values[start : start + len(chunk)] for name, values in scores.items()}
-            yield inputs(chunk, own, transforms)
+            yield inputs(chunk, own, transforms).numpy()
             start += len(chunk)
 
 
-def inputs(x: Representation, scores: Mapping[str, Tensor], transforms: Transforms) -> Float[np.ndarray, "n c"]:
+def inputs(x: Representation, scores: Mapping[str, Tensor], transforms: Transforms) -> Float[Tensor, "n c"]:
     """Features, logits, transformed scores and, last, the committee."""
     committee = transforms.committee(scores)[:, None]
-    columns = [x.feature.double(), x.logits.double(), transforms(scores), committee]
-    return torch.cat(columns, dim=1).numpy()
+    return torch.cat([x.feature.double(), x.logits.double(), transforms(scores), committee], dim=1)
 
 
 @dataclass(frozen=True)
@@ -186,12 +227,13 @@ class Learned:
     wild: Float[Tensor, " m"]
     calibration: Float[Tensor, " n"]
     strength: float
-    weight: Float[np.ndarray, " c"]  # of the models of all folds, averaged
+    weight: Float[Tensor, " c"]  # of the models of all folds, averaged
     offset: float
+    held_out: Float[Tensor, " n"]  # the calibration samples as each fold's model scores those that it has not seen
 
     def score(self, x: Representation, scores: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
         """Outlier scores of new samples."""
-        return torch.from_numpy(inputs(x, scores, self.transforms) @ self.weight + self.offset)
+        return inputs(x, scores, self.transforms) @ self.weight + self.offset
 
 
 def learn(
@@ -202,17 +244,7 @@ def learn(
     strengths: Sequence[float] = STRENGTHS,
 ) -> Learned:
     """Fit held-out ID against wild data, fold by fold, and choose the penalty without the truth."""
-    if len(calibration) < LEAST_CALIBRATION:
-        raise ThresholdError(
-            f"score learned needs at least {LEAST_CALIBRATION} calibration samples, got {len(calibration)}; "
-            "use more calibration data (data.id_shares.calibration), or score committee"
-        )
-    known = {name: pair[1].nan_to_num(0.0) for name, pair in scores.items()}  # τ of a class that no wild sample has: 0
-    transforms = Transforms.fit(known)
-    sides = (
-        Side(wild, {name: pair[0] for name, pair in scores.items()}, ranks_by_content(wild, seed)),
-        Side(calibration, known, ranks_by_content(calibration, seed)),
-    )
+    sides, transforms = _two_sides(wild, calibration, scores, seed)
     models = _fitted(sides, transforms, strengths)
     found = [_out_of_fold(side, transforms, models) for side in sides]  # s, m and s, n
     overall = _strongest_penalty(found, sides, None, seed)
@@ -230,9 +262,49 @@ def learn(
         wild=picked[0],
         calibration=picked[1],
         strength=strengths[overall],
-        weight=weight[:-1],
+        weight=torch.from_numpy(weight[:-1]),
         offset=float(weight[-1]),
+        held_out=found[1][overall],
     )
+
+
+def blend(
+    wild: RepresentationSource, calibration: RepresentationSource, scores: Scores, seed: int
+) -> tuple[Float[Tensor, " m"], Float[Tensor, " n"]]:
+    """The mean of all scores, τ too, and the regression: of wild and of held-out ID data.
+
+    Nothing is chosen on the calibration data, which set T. One over the number of columns as the strength: features
+    that say nothing cannot drown the others.
+    """
+    sides, transforms = _two_sides(wild, calibration, scores, seed)
+    n_columns = next(iter(sides[1].matrices(transforms, torch.arange(1)))).shape[1]
+    models = _fitted(sides, transforms, [1 / n_columns])
+    mean = _comparable([transforms(side.scores).mean(dim=1) for side in sides])
+    learned = _comparable([_out_of_fold(side, transforms, models)[0] for side in sides])
+    of_wild, of_calibration = ((1 - BLENDED) * a + BLENDED * b for a, b in zip(mean, learned, strict=True))
+    return of_wild, of_calibration
+
+
+def _comparable(sides: Sequence[Tensor]) -> list[Tensor]:
+    """The scores of wild and held-out ID data as normal quantiles."""
+    transform = NormalQuantiles.fit(sides[1])
+    return [transform(side) for side in sides]
+
+
+def _two_sides(
+    wild: RepresentationSource, calibration: RepresentationSource, scores: Scores, seed: int
+) -> tuple[tuple[Side, Side], Transforms]:
+    if len(calibration) < LEAST_CALIBRATION:
+        raise ThresholdError(
+            f"score learned needs at least {LEAST_CALIBRATION} calibration samples, got {len(calibration)}; "
+            "use more calibration data (data.id_shares.calibration), or score committee"
+        )
+    known = {name: pair[1].nan_to_num(0.0) for name, pair in scores.items()}  # τ of a class that no wild sample has: 0
+    sides = (
+        Side(wild, {name: pair[0] for name, pair in scores.items()}, ranks_by_content(wild, seed)),
+        Side(calibration, known, ranks_by_content(calibration, seed)),
+    )
+    return sides, Transforms.fit(known)
 
 
 def _strongest_penalty(found: Sequence[Tensor], sides: Sequence[Side], without_fold: int | None, seed: int) -> int:
@@ -311,7 +383,7 @@ class SeparatorParams:
     """The scores that it is made of, and how τ is computed."""
 
     members: dict[str, PostHoc]
-    filter: FilterParams
+    filter: FilterParams | None = None  # not needed by a compact one
 
 
 @method("separator", label="Separator", paper="salcli, 2026")
@@ -320,15 +392,40 @@ class Separator(PostHoc):
 
     needs_wild = True
     needs_calibration = True
+    members: dict[str, PostHoc]
+    learned: Learned
+    directions: dict[str, OutlierDirections]  # of a compact one, by the name of τ
 
     @classmethod
     def from_params(cls, params: Any) -> Separator:
         return cls(SeparatorParams(members(params), params.filter))
 
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Separator:
+        return cls(SeparatorParams(members_of(settings)))
+
+    def settings(self) -> dict[str, Any]:
+        return {name: member.settings() for name, member in self.members.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.members = restored_members(self.params.members, state)
+        super().restore({name: tensor for name, tensor in state.items() if not name.startswith("members/")})
+
+    def compact(self, seed: int) -> None:
+        self.directions = {
+            tau_name(one): OutlierDirections.fit(self.known, self.params.filter.softened(one))
+            for one in temperatures(self.params.filter)
+        }
+        for member in self.members.values():
+            member.compact(seed)
+        none = torch.zeros(0, dtype=torch.float64)
+        self.learned = replace(self.learned, wild=none, calibration=none, held_out=none)
+        del self.known
+
     def fit(self, known: Known) -> None:
         assert known.wild is not None
         assert known.calibration is not None
-        self.known, self.members = known, {}
+        self.known, self.members, self.directions = known, {}, {}
         both, scores = [known.wild, known.calibration], {}
         for name, found in self._taus(both).items():
             scores[name] = found[0], found[1]
@@ -347,22 +444,34 @@ class Separator(PostHoc):
         assert known.wild is not None
         for temperature in temperatures(self.params.filter):
             own = self.params.filter.softened(temperature)
-            wild, id_train = unlabeled(known.wild, own, known.seed, "wild"), labeled(known.id_train, own)
-            others = [wild if x is known.wild else unlabeled(x, own, known.seed, "calibration") for x in sources]
+            wild, id_train = (
+                unlabeled_gradients(known.wild, own, known.seed, "wild"),
+                labeled_gradients(known.id_train, own),
+            )
+            others = [
+                wild if x is known.wild else unlabeled_gradients(x, own, known.seed, "calibration") for x in sources
+            ]
             scores = tau(wild, others, id_train, known.wild.n_classes, own, known.device)
             found[tau_name(temperature)] = [values.nan_to_num(0.0) for values in scores]
         return found
 
+    def held_out_scores(self) -> Float[Tensor, " n"]:
+        return -self.learned.held_out
+
     def score(self, x: Representation) -> Float[Tensor, " n"]:
-        return self.scores(x)
+        if not self.directions:
+            return self.scores(x)
+        return self._score(x, {name: own.tau(x) for name, own in self.directions.items()})
 
     def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
         """τ is computed for all samples at once, because its singular vectors are."""
         taus = {name: values for name, (values,) in self._taus([source]).items()}
         parts, start = [torch.zeros(0, dtype=torch.float64)], 0
         for chunk in source.chunks():
-            own = {name: values[start : start + len(chunk)] for name, values in taus.items()}
-            own |= {name: -member.score(chunk).double() for name, member in self.members.items()}
-            parts.append(-self.learned.score(chunk, own))
+            parts.append(self._score(chunk, {name: one[start : start + len(chunk)] for name, one in taus.items()}))
             start += len(chunk)
         return torch.cat(parts)
+
+    def _score(self, x: Representation, taus: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
+        others = {name: -member.score(x).double() for name, member in self.members.items()}
+        return -self.learned.score(x, {**taus, **others})

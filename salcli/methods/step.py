@@ -285,5 +285,8 @@ def class_centres(points: Float[Tensor, "m d"], labels: Int[Tensor, " m"], n_cla
 
 def centre_scores(points: Float[Tensor, "n d"], centres: Float[Tensor, "c d"]) -> Float[Tensor, "n c"]:
     """Minus the distance to each centre: the nearest class scores highest, and its score is how ID-like a point is."""
-    distance = torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    if torch.compiler.is_compiling():  # ONNX has no cdist
+        distance = (points[:, None] - centres).norm(dim=2)
+    else:
+        distance = torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist")
     return -torch.where(distance.isnan() & points.isfinite().all(1)[:, None], torch.inf, distance)

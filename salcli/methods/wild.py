@@ -182,8 +182,9 @@ class EnergyClassifier(Classifier):
 
     def ood_logit(self, class_logits: Tensor) -> Tensor:
         """The OOD logit (n), higher = more ID-like."""
-        outlier_logit: Tensor = self.outlier_line(class_logits.logsumexp(1, keepdim=True)).squeeze(1)
-        return -outlier_logit
+        energy, line = class_logits.logsumexp(1, keepdim=True), self.outlier_line
+        weight, bias = line.weight.detach().to(energy), line.bias.detach().to(energy)
+        return -nn.functional.linear(energy, weight, bias).squeeze(1)
 
 
 @method("woods", label="WOODS", paper="Katz-Samuels et al., 2022")
@@ -230,8 +231,7 @@ class Woods(WildTrained):
         return network
 
     def score(self, network: EnergyClassifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
-        with torch.inference_mode():
-            return network.double().ood_logit(outputs[0].double())
+        return network.ood_logit(outputs[0].double())
 
 
 @method("scone", label="SCONE", paper="Bai et al., 2023")

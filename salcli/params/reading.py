@@ -98,12 +98,15 @@ def _null(representer: Any, _: None) -> Any:
     return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
-def _as_written(value: Any) -> Any:
-    """Lists and mappings stay on one line, as people write them. There DVC reads MODULE:NAME only in quotes."""
-    if not isinstance(value, list | dict):
-        return value
-    quoted = [DoubleQuotedScalarString(one) if isinstance(one, str) and ":" in one else one for one in value]
-    items = CommentedSeq(quoted) if isinstance(value, list) else CommentedMap(value)
+def _as_written(value: Any, inside: bool = False) -> Any:
+    """Lists and mappings stay on one line, as people write them. Inside them, DVC reads MODULE:NAME only in quotes."""
+    items: CommentedSeq | CommentedMap
+    if isinstance(value, list):
+        items = CommentedSeq(_as_written(one, inside=True) for one in value)
+    elif isinstance(value, dict):
+        items = CommentedMap({key: _as_written(one, inside=True) for key, one in value.items()})
+    else:
+        return DoubleQuotedScalarString(value) if inside and isinstance(value, str) and ":" in value else value
     items.fa.set_flow_style()
     return items
 

@@ -49,6 +49,7 @@ from salcli.methods.base import (
 )
 from salcli.methods.sal import LEARNED, TAU, FilterParams, Sal, TrainOodParams
 from salcli.models.backbones import (
+    AUTO,
     LINEAR,
     TIMM,
     TORCHVISION,
@@ -71,7 +72,6 @@ NOT_VARIANTS = {
     "evaluation",
     "average",
 }  # folders beside those of the variants, a table row
-AUTO = "auto"
 
 # -- checks of single values
 
@@ -117,6 +117,15 @@ def _not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, 
     if info.data.get("id") in names:
         raise ValueError(f"must not name the ID set, got {info.data['id']}")
     return names
+
+
+def _calibration_set(name: str | None, info: ValidationInfo) -> str | None:
+    custom = info.data.get("custom", ())
+    if name is not None and name not in custom:
+        raise ValueError(str(unknown_name("set of data.custom", name, custom)))
+    if name is not None and name in (info.data.get("id"), *info.data.get("ood", ()), *info.data.get("test_ood", ())):
+        raise ValueError(f"must be a set of its own, but {name} is ID, wild or test data, too")
+    return name
 
 
 def _is_number(value: object) -> bool:
@@ -222,7 +231,7 @@ class IdShares(Section):
     """Shares of the four disjoint parts of the ID data."""
 
     train: Share
-    calibration: Share
+    calibration: Annotated[float, Field(ge=0, lt=1)]  # 0 where a calibration set is given
     wild: Annotated[float, Field(ge=0, lt=1)]  # 0 where wild data come as they are
     test: Annotated[float | Literal["official"], PlainValidator(_test_share)]  # official: the published test samples
 
@@ -257,12 +266,14 @@ class DataParams(Section):
     id: Annotated[str, AfterValidator(_labeled_set)]
     ood: Annotated[OodSets, AfterValidator(_some_each_once), AfterValidator(_not_the_id_set)]
     test_ood: Annotated[OodSets, AfterValidator(_each_once), AfterValidator(_not_the_id_set)]
+    calibration: Annotated[str | None, AfterValidator(_calibration_set)]
     image_size: Count | None  # null: vectors, or what a frozen backbone was trained with
     channels: Literal[1, 3] | None
     on_bad_image: Literal["fail", "skip"]
     pi: Annotated[tuple[float | str, ...], PlainValidator(_shares)]
     id_shares: IdShares
     ood_wild_share: Share
+    wild_holdout: Annotated[float, Field(ge=0, lt=1)]
 
     @model_validator(mode="after")
     def _mixed_or_not(self) -> Self:
@@ -270,7 +281,15 @@ class DataParams(Section):
             raise ValueError("pi is unknown: the wild data come as they are, so id_shares.wild must be 0")
         if UNKNOWN not in self.pi and self.id_shares.wild == 0:
             raise ValueError("id_shares.wild is 0, which is for wild data that come as they are: set pi to [unknown]")
+        if self.calibration is not None and self.id_shares.calibration > 0:
+            raise ValueError(f"{self.calibration} is the calibration set, so id_shares.calibration must be 0")
+        if self.calibration is None and self.id_shares.calibration == 0:
+            raise ValueError("id_shares.calibration must be above 0, or calibration must name a set of custom")
         return self
+
+    def may_hold_copies(self, name: str) -> bool:
+        """Whether samples of an OOD set have to be compared with the ID data: published sets are known to differ."""
+        return self.calibration is not None or name in self.custom
 
 
 class ModelParams(Section):
@@ -354,8 +373,9 @@ class EvaluateParams(Section):
 
 
 class DetectorParams(Section):
-    """How the detector's file is written."""
+    """Which method the detector uses, and how its file is written."""
 
+    method: str
     float16: bool
 
 
@@ -513,27 +533,32 @@ class Params(Section):
             )
 
     @model_validator(mode="after")
-    def _evaluated_methods_are_trained(self) -> Self:
+    def _used_methods_are_trained(self) -> Self:
         for name in self.evaluate.methods:
-            if name in (*self.variants, *self.rivals, *self.encoders):
-                continue
-            known = [*self.variants, *built_in()]
-            if name not in known and not is_custom_method(name):
-                raise ValueError(f"evaluate.methods: {unknown_name('method', name, known)}")
-            try:
-                found = find_method(name)
-            except SalError as error:
-                raise ValueError(f"evaluate.methods: {error}") from None
-            for key, kind in (("rivals", WildTrained), ("encoders", IdTrained)):
-                if issubclass(found, kind):
-                    raise ValueError(f"evaluate.methods names {name}, which has to be trained; name it in {key}, too")
+            self._check_trained("evaluate.methods", name)
+        if self.detector.method != AUTO:
+            self._check_trained("detector.method", self.detector.method, AUTO)
         return self
+
+    def _check_trained(self, where: str, name: str, *also: str) -> None:
+        if name in (*self.variants, *self.rivals, *self.encoders):
+            return
+        known = [*self.variants, *built_in(), *also]
+        if name not in known and not is_custom_method(name):
+            raise ValueError(f"{where}: {unknown_name('method', name, known)}")
+        try:
+            found = find_method(name)
+        except SalError as error:
+            raise ValueError(f"{where}: {error}") from None
+        for key, kind in (("rivals", WildTrained), ("encoders", IdTrained)):
+            if issubclass(found, kind):
+                raise ValueError(f"{where} names {name}, which has to be trained; name it in {key}, too")
 
     @model_validator(mode="after")
     def _custom_methods_have_params(self) -> Self:
         """DVC needs the key of a method that is trained, also where it has nothing to set."""
         trained = [*self.rivals, *self.encoders]
-        for name in dict.fromkeys([*trained, *self.evaluate.methods, self.filter.score]):
+        for name in dict.fromkeys([*trained, *self.evaluate.methods, self.filter.score, self.detector.method]):
             if not is_custom_method(name) or name in self.methods.custom:
                 continue
             needed = [key for key, value in _found(name).Params.model_fields.items() if value.is_required()]
@@ -546,17 +571,18 @@ class Params(Section):
         """The params of one variant of SAL: with its overrides of filter and train_ood."""
         if name not in self.variant:
             raise unknown_name("variant", name, self.variant)
-        changed = {}
+        changed, wrong = {}, []
         for section, overrides in self.variant[name].items():
             before: Section = getattr(self, section)
             try:
                 after = type(before).model_validate({**before.model_dump(), **overrides})
                 changed[section] = _filter_score(after) if isinstance(after, FilterParams) else after
             except ValidationError as error:
-                lines = error_lines(error, type(before), prefix=f"variant.{name}.{section}.")
-                raise ParamsError(f"params.yaml is not valid\n{lines}") from None
+                wrong.append(error_lines(error, type(before), prefix=f"variant.{name}.{section}."))
             except ValueError as error:
-                raise ParamsError(f"params.yaml is not valid\n  variant.{name}.{section}.score  {error}") from None
+                wrong.append(f"  variant.{name}.{section}.score  {error}")
+        if wrong:
+            raise ParamsError("\n".join(["params.yaml is not valid", *wrong]))
         return self.model_copy(update=changed)
 
     def experiments(self) -> list[Experiment]:
@@ -605,8 +631,14 @@ def validated(raw: Mapping[str, Any], name: str, folder: Path = Path()) -> Param
         params = Params.model_validate(raw)
     except ValidationError as error:
         raise ParamsError(f"{name} is not valid\n{error_lines(error, Params)}") from None
+    wrong = []
     for variant in params.variant:
-        params.for_variant(variant)
+        try:
+            params.for_variant(variant)
+        except ParamsError as error:
+            wrong += str(error).splitlines()[1:]
+    if wrong:
+        raise ParamsError("\n".join([f"{name} is not valid", *wrong]))
     return params
 
 

@@ -15,7 +15,14 @@ from salcli.engine.inference import in_batches
 from salcli.errors import TrainingError
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import IdPart, classifier, id_samples, ood_test_samples, wild_samples
+from salcli.pipeline.inputs import (
+    IdPart,
+    classifier,
+    id_samples,
+    ood_test_samples,
+    wild_holdout_samples,
+    wild_samples,
+)
 from salcli.progress import Progress, Silent
 from salcli.sal.gradients import Representation
 from salcli.store.formats import RepresentationWriter, writing_representation
@@ -52,12 +59,14 @@ def run_id(
 def run_wild(
     workspace: Workspace, params: Params, experiment: Experiment, progress: Progress | None = None
 ) -> list[Extracted]:
-    """The wild data and the OOD test data that were kept out of them, with predicted labels."""
+    """The wild data, those held out, and the OOD test data that were kept out of them, with predicted labels."""
     ood = experiment.ood
     with _extractor(workspace, params, experiment, progress) as extractor:
         wild, test = wild_samples(workspace, params, experiment), ood_test_samples(workspace, params, experiment)
+        held_out = wild_holdout_samples(workspace, params, experiment)
         return [
             extractor.write(f"wild, {ood}", experiment.wild_representation, wild),
+            extractor.write(f"held-out wild, {ood}", experiment.wild_holdout_representation, held_out),
             extractor.write(f"test, {ood}", experiment.test_representation(), test),
         ]
 

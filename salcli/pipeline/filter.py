@@ -19,10 +19,11 @@ from salcli.engine.device import computing, processes, resolve_device
 from salcli.engine.inference import in_batches
 from salcli.errors import ParamsError, ThresholdError
 from salcli.methods.base import Head, InputScore, Known, PostHoc
-from salcli.methods.sal import AUTO, COMMITTEE, LEARNED, TAU, labeled, tau, unlabeled
+from salcli.methods.sal import BLEND, COMMITTEE, LEARNED, TAU, labeled_gradients, tau, unlabeled_gradients
 from salcli.methods.separators import (
     Learned,
     Transforms,
+    blend,
     check_finite,
     is_tau,
     learn,
@@ -32,6 +33,7 @@ from salcli.methods.separators import (
     tau_name,
     temperatures,
 )
+from salcli.models.backbones import AUTO
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
 from salcli.pipeline.inputs import (
@@ -136,7 +138,7 @@ def _found_sentence(found: Verdict, score: str) -> str:
             f"{found.n_candidates:,} candidates by {name}, {found.beyond:.0f} ± {found.margin:.0f} more than ID data "
             f"alone would give; an estimated {found.precision:.0%} of them are outliers."
         )
-    other = "; filter.score auto may find more" if score not in (LEARNED, COMMITTEE) else ""
+    other = "; filter.score auto may find more" if score not in (BLEND, LEARNED, COMMITTEE) else ""
     alone = f"ID data alone would give {found.expected:.0f} ± {found.margin:.0f}"
     return f"Nothing found by {name}: {found.n_candidates:,} candidates, and {alone}{other}."
 
@@ -237,12 +239,14 @@ class _Data:
         """By every score that needs no pass over samples and works here; only τ has to."""
         found = dict(self._single_scores())
         found[COMMITTEE] = self._committee(found)
+        single = {name: pair for name, pair in found.items() if name != COMMITTEE}
         try:
-            learned = self._learned(found)
+            with self._task(BLEND, 1, "separator") as task:
+                found[BLEND] = blend(self.wild, self.calibration, single, self.experiment.seed)
+                task.advance(1)
         except ThresholdError as error:
-            self._note(f"auto leaves out {LEARNED}: {error}")
-            return found
-        return {**found, LEARNED: (learned.wild, learned.calibration)}
+            self._note(f"auto leaves out {BLEND}: {error}")
+        return found
 
     def scores(self, name: str) -> tuple[Tensor, Tensor]:
         """Of the wild data, and of the ID data that the threshold is chosen on."""
@@ -284,9 +288,8 @@ class _Data:
         return transforms.committee(wild), transforms.committee(calibrating)
 
     def _learned(self, found: Scores) -> Learned:
-        own = {name: pair for name, pair in found.items() if name != COMMITTEE}
         with self._task(LEARNED, 1, "separator") as task:
-            learned = learn(self.wild, self.calibration, own, self.experiment.seed)
+            learned = learn(self.wild, self.calibration, found, self.experiment.seed)
             task.advance(1)
         return learned
 
@@ -313,14 +316,14 @@ class _Data:
     def _tau(self, temperature: float) -> tuple[Tensor, Tensor]:
         own, seed, n_classes = self.params.filter.softened(temperature), self.experiment.seed, self.wild.n_classes
         device = resolve_device(self.params.device)
-        wild, id_train = unlabeled(self.wild, own, seed, "wild"), labeled(self.id_train, own)
+        wild, id_train = unlabeled_gradients(self.wild, own, seed, "wild"), labeled_gradients(self.id_train, own)
         with self._task(tau_name(temperature), n_classes, "classes") as task:
             if own.calibration == "id-svd":
                 (wild_tau,) = tau(wild, [wild], id_train, n_classes, own, device, task)
                 (id_tau,) = tau(id_train, [id_train], id_train, n_classes, own, device)
                 return wild_tau, id_tau
             held_out = own.calibration == "holdout"
-            calibrating = unlabeled(self.calibration, own, seed, "calibration") if held_out else id_train
+            calibrating = unlabeled_gradients(self.calibration, own, seed, "calibration") if held_out else id_train
             wild_tau, id_tau = tau(wild, [wild, calibrating], id_train, n_classes, own, device, task)
         return wild_tau, id_tau
 
@@ -353,10 +356,8 @@ def id_fit(id_train: RepresentationFile, calibration: RepresentationFile) -> IdF
 def compare(
     scores: Scores, ranks: tuple[np.ndarray, np.ndarray], quantile: float, experiment: Experiment
 ) -> tuple[str, list[Trial]]:
-    """The score to separate with, and the trials of all.
-
-    The committee stays unless others surely find more than it does; of those, the one that finds most. `ranks` order
-    the wild and the calibrating samples by content, so that the order of rows does not matter.
+    """The score to separate with, and the trials of all. `ranks` order the wild and the calibrating samples by content,
+    so that the order of rows does not matter.
     """
     # τ of classes that no wild sample is predicted as is not defined: no sample is less of an outlier
     wild, calibrating = (
@@ -379,20 +380,21 @@ def compare(
                 drift=drift_of(calibrating[row], wild[row]),
             )
         )
-    usable = _usable(trials, wild.shape[1])
-    first = list(scores).index(COMMITTEE) if COMMITTEE in scores else 0
-    wins = (resampled > resampled[:, first, None]).double().mean(dim=0)
-    better = [row for row in usable if wins[row] >= CONFIDENCE] if first in usable else usable
-    chosen = max(better, key=lambda row: trials[row].excess, default=first)
+    chosen = _choice(trials, wild.shape[1])
     beaten = (resampled[:, chosen, None] > resampled).double().mean(dim=0)
     trials = [replace(trial, beaten=float(beaten[row]), is_chosen=row == chosen) for row, trial in enumerate(trials)]
     return trials[chosen].score, trials
 
 
-def _usable(trials: list[Trial], n_wild: int) -> list[int]:
-    """Scores that leave some candidates, but not only candidates; without drift, if there are such."""
+def _choice(trials: list[Trial], n_wild: int) -> int:
+    """The blend; where the wild data drift or there is none, the committee.
+
+    To take the score that finds most instead would favour one whose T happens to be low.
+    """
     rows = [row for row, trial in enumerate(trials) if 0 < trial.n_candidates < n_wild] or [0]
-    return [row for row in rows if trials[row].drift <= DRIFT] or [min(rows, key=lambda row: trials[row].drift)]
+    steady = [row for row in rows if trials[row].drift <= DRIFT] or [min(rows, key=lambda row: trials[row].drift)]
+    by_name = {trials[row].score: row for row in steady}
+    return next((by_name[name] for name in (BLEND, COMMITTEE) if name in by_name), steady[0])
 
 
 def _diagnosed(trial: Trial, scores: Scores, is_ood: Tensor | None) -> Trial:

@@ -66,11 +66,17 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
             return _listing(read_from_custom(name, custom_paths(data["custom"][name], workspace.root)))
         return _listing(read_from(name, root))
 
+    def of_id_set() -> str:
+        """With its calibration set, which is stored in the same file."""
+        own, added = of_set(data["id"]), data["calibration"]
+        return own if added is None else _joined([own, of_set(added)])
+
     def of_given(key: str) -> str:
         return fingerprint(workspace.given(lookup(params, key))) if lookup(params, key) else ""
 
     families = method_families()
-    custom = {*params["rivals"], *params["encoders"], *_evaluated(params), *_separators(params)} - families.keys()
+    named = *_evaluated(params), *_separators(params), str(params["detector"]["method"])
+    custom = {*params["rivals"], *params["encoders"], *named} - families.keys()
     methods = {name: code_of(f"salcli.methods.{family}") for name, family in families.items()}
     methods |= {name: _custom_code(name, code_folder) for name in custom if ":" in name}
     return {
@@ -78,7 +84,7 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
         "methods": methods | {"sal": code_of("salcli.methods.sal")},
         "evaluated": _joined(f"{name} {methods[name]}" for name in sorted(methods)),
         "separator": {variant: _separator(params, variant, methods) for variant in params["variant"]},
-        "data": {name: of_set(name) for name in (data["id"], *data["ood"], *data["test_ood"])},
+        "data": {name: of_set(name) for name in (*data["ood"], *data["test_ood"])} | {data["id"]: of_id_set()},
         "weights": _weights(workspace, params["model"]),
         "embedder": _embedder(workspace, params, code_folder),
         "review": of_given("train_ood.review"),

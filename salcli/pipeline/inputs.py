@@ -22,6 +22,7 @@ from salcli.store.formats import (
     read_id_split,
     read_network,
     read_samples,
+    read_wild_holdout,
     read_wild_set,
     read_wild_truth,
 )
@@ -46,6 +47,13 @@ def wild_samples(workspace: Workspace, params: Params, experiment: Experiment) -
     return Rows(tuple(read_samples(workspace.find(prepared_set(name))).array for name in names), source)
 
 
+def wild_holdout_samples(workspace: Workspace, params: Params, experiment: Experiment) -> Rows:
+    """Wild data that neither the filter nor any training has seen, without their truth; none if wild_holdout is 0."""
+    source = read_wild_holdout(workspace.find(experiment.wild_holdout))
+    names = params.data.id, experiment.ood
+    return Rows(tuple(read_samples(workspace.find(prepared_set(name))).array for name in names), source)
+
+
 def ood_test_samples(workspace: Workspace, params: Params, experiment: Experiment, unseen: str = "") -> Rows:
     """OOD samples for the test: what is left of the set in the wild data, or an unseen set.
 
@@ -61,14 +69,14 @@ def ood_test_samples(workspace: Workspace, params: Params, experiment: Experimen
     if unseen in data.ood:
         # split as `prepare` splits it for its own experiment
         pool = np.arange(len(samples))
-        if unseen in data.custom:
+        if data.may_hold_copies(unseen):
             pool = not_in(read_digests(id_found), read_digests(found), each_once=True)
         is_test = None if samples.is_test is None else samples.is_test[pool]
         index = pool[split_ood(len(pool), is_test, data.ood_wild_share, experiment.seed).test]
     else:
         index = np.arange(len(samples)) if samples.is_test is None else np.flatnonzero(samples.is_test)
     rows = Rows((samples.array,), index)
-    if unseen not in data.custom:
+    if not data.may_hold_copies(unseen):
         return rows
     is_known = np.isin(read_digests(found)[index], _known_digests(workspace, params, experiment))
     if is_known.all():
@@ -80,9 +88,10 @@ def ood_test_samples(workspace: Workspace, params: Params, experiment: Experimen
 
 
 def _known_digests(workspace: Workspace, params: Params, experiment: Experiment) -> Digests:
-    """Of the samples in the ID data or in the wild data, which networks may have been trained on."""
+    """Of the samples in the ID data or in the wild data, which networks may have been trained on or chosen by."""
     id_set, ood_set = (read_digests(workspace.find(prepared_set(name))) for name in (params.data.id, experiment.ood))
-    source = read_wild_set(workspace.find(experiment.wild)).source
+    wild = read_wild_set(workspace.find(experiment.wild)).source
+    source = np.concatenate([wild, read_wild_holdout(workspace.find(experiment.wild_holdout))])
     return np.concatenate([id_set, ood_set[source[source >= len(id_set)] - len(id_set)]])
 
 
@@ -97,6 +106,10 @@ def id_representation(workspace: Workspace, part: IdPart, experiment: Experiment
 
 def wild_representation(workspace: Workspace, experiment: Experiment) -> RepresentationFile:
     return RepresentationFile.open(workspace.find(experiment.wild_representation))
+
+
+def wild_holdout_representation(workspace: Workspace, experiment: Experiment) -> RepresentationFile:
+    return RepresentationFile.open(workspace.find(experiment.wild_holdout_representation))
 
 
 def known_truth(workspace: Workspace, n_wild: int, experiment: Experiment) -> Tensor | None:

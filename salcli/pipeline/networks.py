@@ -9,11 +9,11 @@ from torch import Tensor
 
 from salcli.engine.batches import LabeledRows, Rows
 from salcli.errors import ParamsError
-from salcli.models.backbones import is_hooked
+from salcli.models.backbones import AUTO, is_hooked
 from salcli.models.custom import code_fingerprint, find_head
 from salcli.models.network import NetworkSpec
 from salcli.models.pretrained import PRETRAINED, library_preprocessing
-from salcli.params.schema import AUTO, ModelParams
+from salcli.params.schema import ModelParams
 from salcli.store.layout import Workspace
 
 ROWS_FOR_STATISTICS = 1024  # at a time

@@ -15,10 +15,10 @@ from salcli.data.catalogue import custom_paths, data_root, load_source
 from salcli.data.decoding import Block, Shape, check_kind, decode, one_ahead, vector_blocks
 from salcli.data.duplicates import Digests, first_of_each, not_in, sample_digests
 from salcli.data.folders import read_custom, top_folder
-from salcli.data.samples import Source, check_same_shape, some_of
-from salcli.data.splits import IdSplit, OodSplit, mix_wild, split_id, split_ood, wild_as_it_is
+from salcli.data.samples import Source, check_same_shape, some_of, with_calibration
+from salcli.data.splits import IdSplit, OodSplit, hold_out, mix_wild, split_id, split_ood, wild_as_it_is
 from salcli.data.vectors import LABEL_NAMES
-from salcli.errors import DataError, printable
+from salcli.errors import BadArtifactError, DataError, printable
 from salcli.params.schema import DataParams, Params
 from salcli.progress import Progress, Silent
 from salcli.store.formats import (
@@ -30,6 +30,7 @@ from salcli.store.formats import (
     read_samples,
     write_id_split,
     write_streamed_samples,
+    write_wild_holdout,
     write_wild_set,
     write_wild_truth,
 )
@@ -65,10 +66,6 @@ def prepare_set(
     """
     data = params.data
     source, root = _source(workspace, data, name)
-    if len(source) == 0:
-        raise DataError(f"{name} holds no samples; get it again with: salcli data fetch {name}")
-    if name == data.id:
-        check_classes(name, source)
     if embedder is None and params.model.frozen:
         from salcli.pipeline.embed import embedder_for  # its code has a fingerprint of its own
 
@@ -97,12 +94,28 @@ def prepare_set(
 
 
 def _source(workspace: Workspace, data: DataParams, name: str) -> tuple[Source, Path]:
-    """The set as it is on disk, and the folder that its file names start from."""
-    if name in data.custom:
+    """The set as it is on disk, and the folder that its file names start from.
+
+    A calibration set that comes from elsewhere stands behind the ID data, in the same file: so the splits index one
+    array, and whatever depends on the ID data depends on both.
+    """
+
+    def custom(name: str, *, labeled: bool) -> tuple[Source, Path]:
         paths = custom_paths(data.custom[name], workspace.root)
-        return read_custom(name, paths, labeled=name == data.id, columns=data.columns.named), top_folder(paths)
-    root = data_root(params_root=data.root, workspace=workspace.root)
-    return load_source(name, root), root
+        return read_custom(name, paths, labeled=labeled, columns=data.columns.named), top_folder(paths)
+
+    if name in data.custom:
+        source, root = custom(name, labeled=name == data.id)
+    else:
+        root = data_root(params_root=data.root, workspace=workspace.root)
+        source = load_source(name, root)
+    if len(source) == 0:
+        raise DataError(f"{name} holds no samples; get it again with: salcli data fetch {name}")
+    if name == data.id:
+        check_classes(name, source)
+        if data.calibration is not None:
+            source = with_calibration(name, source, data.calibration, custom(data.calibration, labeled=True)[0])
+    return source, root
 
 
 def original_images(
@@ -128,7 +141,7 @@ def _shape(data: DataParams, embedder: Embedder | None) -> Shape | None:
     """The shape of images; None where the project works on vectors that are given as such."""
     if embedder is not None:
         wanted = embedder.spec.preprocessing
-        return Shape(len(wanted.mean), wanted.resize, wanted.interpolation)
+        return Shape(len(wanted.mean), wanted.resize, wanted.interpolation, wanted.crop)
     if data.image_size is None or data.channels is None:
         return None
     return Shape(data.channels, data.image_size)
@@ -181,7 +194,8 @@ class _Decoded:
         source = self.source.take(kept) if skipped["n_skipped"] else self.source
         names = tuple(str(self._below_root(path)) for path in source.files) or source.row_ids
         about, digests = {**self.about, **skipped}, np.concatenate(self.digests)
-        return Description(self.name, labels, source.class_names, is_test, about, names, source.shown, digests)
+        rest = source.shown, digests, source.is_calibration
+        return Description(self.name, labels, source.class_names, is_test, about, names, *rest)
 
     def _below_root(self, path: Path) -> Path:
         """A list may name files in other folders."""
@@ -219,22 +233,38 @@ def check_classes(name: str, source: Source) -> None:
 
 
 def prepare_split(workspace: Workspace, params: DataParams, experiment: Experiment) -> Prepared:
-    """Split the ID data into training, calibration, wild and test samples."""
+    """Split the ID data into training, calibration, wild and test samples.
+
+    With a calibration set from elsewhere, that is the calibration part.
+    """
     found = workspace.find(prepared_set(params.id))
     id_set = read_samples(found)
     if id_set.labels is None:
         raise DataError(f"{params.id} has no labels, so it cannot be the ID set")
     shares, is_custom = params.id_shares.model_dump(), params.id in params.custom
-    kept = first_of_each(read_digests(found)) if is_custom else np.arange(len(id_set))
+    digests, own, added = read_digests(found), np.arange(len(id_set)), np.empty(0, np.int64)
+    if id_set.is_calibration is not None:
+        own, added = np.flatnonzero(~id_set.is_calibration), np.flatnonzero(id_set.is_calibration)
+    kept = own[first_of_each(digests[own])] if is_custom else own
     is_test = None if id_set.is_test is None else id_set.is_test[kept]
     names = id_set.class_names if is_custom else ()
     split = split_id(id_set.labels[kept], shares, experiment.seed, is_test, class_names=names)
     split = IdSplit(**{part: kept[index] for part, index in vars(split).items()})
+    note = _left_out(len(own) - len(kept), params.id, params.id)
+    if params.calibration is not None:
+        if len(added) == 0:
+            raise BadArtifactError(f"{found.path} was made without the set {params.calibration}; {found.fix}")
+        new = added[not_in(digests[own], digests[added], each_once=True)]
+        if len(new) == 0:
+            raise DataError(
+                f"all {len(added)} samples of {params.calibration} are also in {params.id}; calibration needs others"
+            )
+        split = replace(split, calibration=new)
+        note = "; ".join(filter(None, (note, _left_out(len(added) - len(new), params.calibration, params.id))))
     path = workspace.target(experiment.split)
     about = workspace.about(experiment.split, data=params.id, shares=shares, seed=experiment.seed)
     write_id_split(path, split, about)
     counts = {part: len(getattr(split, part)) for part in shares}
-    note = _left_out(len(id_set) - len(kept), params.id, params.id)
     return Prepared(f"ID split, seed {experiment.seed}", counts, [path], note)
 
 
@@ -248,13 +278,13 @@ def _left_out(n: int, name: str, other: str) -> str:
 
 
 def prepare_wild(workspace: Workspace, params: DataParams, experiment: Experiment) -> Prepared:
-    """Mix the wild data, and keep the rest of the OOD data for the test."""
+    """Mix the wild data, hold out a share of them, and keep the rest of the OOD data for the test."""
     ood, seed, pi = experiment.ood, experiment.seed, experiment.pi
     sets = {name: workspace.find(prepared_set(name)) for name in (params.id, ood)}
     id_set, ood_set = (read_samples(found) for found in sets.values())
     check_same_shape({params.id: id_set.array.shape[1:], ood: ood_set.array.shape[1:]})
     id_pool, pool = read_id_split(workspace.find(experiment.split)).wild, np.arange(len(ood_set))
-    if ood in params.custom:
+    if params.may_hold_copies(ood):
         # twice in wild data that come as they are is twice in the wild; a test set must not have what is wild
         pool = not_in(*(read_digests(found) for found in sets.values()), each_once=pi != UNKNOWN)
     if pi == UNKNOWN:
@@ -266,11 +296,18 @@ def prepare_wild(workspace: Workspace, params: DataParams, experiment: Experimen
         ood_split = OodSplit(pool[ood_split.wild], pool[ood_split.test])
         mixture = mix_wild(id_pool, ood_split.wild, len(id_set), float(pi), seed)
     about = {"id": params.id, "ood": ood, "pi": pi, "seed": seed}
-    path, truth_path = workspace.target(experiment.wild), workspace.target(experiment.truth)
+    held_out = np.empty(0, np.int64)
+    if params.wild_holdout:
+        digests = np.concatenate([read_digests(found) for found in sets.values()])[mixture.source]
+        mixture, held_out = hold_out(mixture, params.wild_holdout, seed, np.unique(digests, return_inverse=True)[1])
+        about["wild_holdout"] = params.wild_holdout
+    artifacts = experiment.wild, experiment.wild_holdout, experiment.truth
+    path, holdout_path, truth_path = written = [workspace.target(artifact) for artifact in artifacts]
     write_wild_set(path, WildSet(mixture.source, ood_split.test), workspace.about(experiment.wild, **about))
+    write_wild_holdout(holdout_path, held_out, workspace.about(experiment.wild_holdout, **about))
     write_wild_truth(truth_path, mixture.is_ood, workspace.about(experiment.truth, **about))
     n_ood = {} if mixture.is_ood is None else {"of it OOD": int(mixture.is_ood.sum())}
-    counts = {"wild": len(mixture.source), **n_ood, "OOD test": len(ood_split.test)}
+    counts = {"wild": len(mixture.source), **n_ood, "held out": len(held_out), "OOD test": len(ood_split.test)}
     note = _left_out(len(ood_set) - len(pool), ood, params.id)
     what = f"wild data {'with ' if n_ood else ''}{experiment}"
-    return Prepared(what, counts, [path, truth_path], note)
+    return Prepared(what, counts, written, note)

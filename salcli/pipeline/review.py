@@ -1,15 +1,17 @@
 """The review loop: `salcli review` lists candidate outliers for a person to correct, train-ood learns from the result.
 
-The list is a CSV file that survives any spreadsheet. It names the run of the filter that it is about, and is refused
-after another one. A person decides by the samples, not by the truth about the wild data, so SAL may use it.
+The list is a CSV file that survives any spreadsheet, and may go through Label Studio and back. It names the run of the
+filter that it is about, and is refused after another one. A person decides by the samples, not by the truth about the
+wild data, so SAL may use it.
 """
 
 import csv
 import hashlib
 import io
+import json
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,15 @@ class ReviewRow:
 
 def rows_for_review(workspace: Workspace, params: Params, experiment: Experiment, n_below: int) -> list[ReviewRow]:
     """Every candidate, highest score first, then the `n_below` samples just below the threshold."""
+    candidates = read_candidates(workspace.find(experiment.candidates))
+    index = np.concatenate([ranked_candidates(candidates), just_below(candidates, n_below)])
+    return _rows_of(workspace, params, experiment, index)
+
+
+def _rows_of(workspace: Workspace, params: Params, experiment: Experiment, index: np.ndarray) -> list[ReviewRow]:
+    """As the filter decided."""
     found = workspace.find(experiment.candidates)
     candidates = read_candidates(found)
-    index = np.concatenate([ranked_candidates(candidates), just_below(candidates, n_below)])
     classes = class_names(workspace, params.data)
     mark, is_candidate = filter_mark(found, experiment), candidates.is_candidate
     return [
@@ -80,6 +88,20 @@ def just_below(candidates: Candidates, n: int) -> np.ndarray:
     """The n wild samples at or below the threshold with the highest outlier score."""
     rest = np.flatnonzero(~candidates.is_candidate)
     return rest[np.argsort(-candidates.wild_score[rest], kind="stable")][:n]
+
+
+def confidences(rows: Sequence[ReviewRow]) -> list[float]:
+    """How many samples lie between each one and the threshold T, as a share: what is near 0 teaches most."""
+    ranked = sorted(range(len(rows)), key=lambda i: -rows[i].score)
+    n_candidates = sum(bool(row.decision) for row in rows)
+    distance = {i: abs(rank + 0.5 - n_candidates) for rank, i in enumerate(ranked)}
+    return [distance[i] / max(distance.values()) for i in range(len(rows))]
+
+
+def nearest_first(rows: Sequence[ReviewRow]) -> list[ReviewRow]:
+    """Those next to the threshold first, from both sides of it."""
+    order = np.argsort(confidences(rows), kind="stable")
+    return [rows[i] for i in order]
 
 
 def filter_mark(found: Found, experiment: Experiment) -> str:
@@ -157,6 +179,131 @@ def _decision(path: Path, line: int, row: dict[str, str | None]) -> Decision:
             f"{path}, line {line}: index must be a number that `salcli review` wrote, got {index or 'none'}"
         )
     return Decision(line, ood, seed, mark, int(index), word)
+
+
+# --- Label Studio
+
+OOD, ID = "OOD", "ID"
+LABELING_CONFIG = """<View>
+  <{shown}/>
+  <Text name="about" value="$about"/>
+  <Choices name="decision" toName="sample" choice="single" required="true">
+    <Choice value="OOD" hotkey="1"/>
+    <Choice value="ID" hotkey="2"/>
+  </Choices>
+</View>
+"""
+IMAGE, TEXT = 'Image name="sample" value="$image"', 'Text name="sample" value="$text"'
+
+
+def label_studio_tasks(
+    rows: Sequence[ReviewRow], pictures: Sequence[str], columns: Sequence[Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    """Tasks with the filter's decisions as predictions, in the order of the rows; `pictures` are addresses of images.
+
+    The score of a prediction is a confidence, so that Label Studio's own order by uncertainty is ours.
+    """
+    tasks = []
+    for row, confidence, picture, cells in zip(rows, confidences(rows), pictures, columns, strict=True):
+        about = f"predicted as {row.predicted}, outlier score {row.score:.4g}"
+        text = "\n".join([row.file or f"sample {row.index}", *(f"{name}: {cell}" for name, cell in cells.items())])
+        shown = {"image": picture} if any(pictures) else {"text": text}
+        label = OOD if row.decision == KEEP else ID
+        result = {"from_name": "decision", "to_name": "sample", "type": "choices", "value": {"choices": [label]}}
+        tasks.append(
+            {
+                "data": {key: _plain(value) for key, value in {**shown, "about": about, **asdict(row)}.items()},
+                "predictions": [{"model_version": row.filter, "score": confidence, "result": [result]}],
+            }
+        )
+    return tasks
+
+
+def _plain(value: Any) -> Any:
+    """Names may hold bytes that are not text."""
+    return NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
+
+
+def write_label_studio(path: Path, tasks: Sequence[dict[str, Any]]) -> list[Path]:
+    """The tasks, and beside them the labeling config that they need."""
+    config = path.with_suffix(".xml")
+    has_images = any("image" in task["data"] for task in tasks)
+    write_text(path, json.dumps(tasks, indent=1) + "\n")
+    write_text(config, LABELING_CONFIG.format(shown=IMAGE if has_images else TEXT))
+    return [path, config]
+
+
+def read_label_studio(
+    path: Path, workspace: Workspace, params: Params, experiments: Iterable[Experiment]
+) -> list[ReviewRow]:
+    """The decisions in a JSON export, for every task in it; what nobody labeled stays as the filter decided."""
+    by_mark = {filter_mark(workspace.find(one.candidates), one): one for one in experiments}
+    n_wild = {m: len(read_candidates(workspace.find(one.candidates)).wild_score) for m, one in by_mark.items()}
+    labels: dict[str, dict[int, set[str]]] = {mark: {} for mark in by_mark}
+    for number, task in enumerate(_exported(path), start=1):
+        name, data = f"{path}, task {task.get('id', number)}", task.get("data")
+        if not isinstance(data, dict) or not isinstance(data.get("filter"), str):
+            hint = "; export JSON, not JSON-MIN" if "filter" in task else ""
+            raise ReviewError(f"{name} was not written by `salcli review --to label-studio`{hint}")
+        mark, index = data["filter"], data.get("index")
+        if mark not in by_mark:
+            raise ReviewError(
+                f"{name} is about another project or another run of the filter ({mark}) than what is here "
+                f"({', '.join(by_mark)}); write the tasks again: salcli review --to label-studio"
+            )
+        if type(index) is not int or not 0 <= index < n_wild[mark]:
+            raise ReviewError(f"{name} is about wild sample {index}, which does not exist; there are {n_wild[mark]}")
+        own = labels[mark].setdefault(index, set())
+        own.update(_labels_of(name, task))
+        if len(own) > 1:
+            raise ReviewError(f"{name}: wild sample {index} is labeled both OOD and ID; keep one of the annotations")
+    return [
+        replace(row, decision=_decided(row.decision, labels[mark][row.index]))
+        for mark, experiment in by_mark.items()
+        for row in _rows_of(workspace, params, experiment, np.array([*labels[mark]], dtype=np.int64))
+    ]
+
+
+def _exported(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ReviewError(f"{path} does not exist; export JSON from Label Studio") from None
+    except ValueError as error:
+        raise ReviewError(f"{path} is not JSON ({error}); export JSON from Label Studio") from None
+    if not isinstance(content, list) or not content or not all(isinstance(task, dict) for task in content):
+        raise ReviewError(f"{path} is not a list of tasks; export JSON from Label Studio")
+    return content
+
+
+def _labels_of(name: str, task: Mapping[str, Any]) -> list[str]:
+    """What people chose; a skipped task has no label."""
+    if not isinstance(task.get("annotations"), list):
+        raise ReviewError(f"{name} has no annotations: these are tasks, not an export; export JSON from Label Studio")
+    try:
+        chosen = [
+            choice
+            for annotation in task["annotations"]
+            if not annotation.get("was_cancelled")
+            for result in annotation["result"]
+            if result["from_name"] == "decision"
+            for choice in result["value"]["choices"]
+        ]
+    except (KeyError, TypeError, AttributeError):
+        raise ReviewError(f"{name} has annotations in another form than Label Studio's JSON") from None
+    for choice in chosen:
+        if choice not in (OOD, ID):
+            raise ReviewError(f"{name} is labeled {choice}, and must be OOD or ID as in the labeling config")
+    return chosen
+
+
+def _decided(decision: str, labels: set[str]) -> str:
+    """As a word of the list. `decision` is the filter's: keep for a candidate, else empty."""
+    if not labels:
+        return decision
+    if OOD in labels:
+        return KEEP if decision else ADD
+    return DROP if decision else ""
 
 
 # --- what it changes

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salcli.methods.features import fitted_knn
+from salcli.methods.features import Neighbours
 from salcli.methods.logits import msp
 from salcli.methods.sal import TAU
 from salcli.params.schema import Params
@@ -141,7 +141,7 @@ def _outlier_scores(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Scores of held-out ID and of wild data; higher = outlier."""
     known = torch.cat([chunk.feature for chunk in id_train.chunks()])
-    nearest = fitted_knn(known, min(knn_k, len(known)))
+    nearest = Neighbours.of(known, min(knn_k, len(known))).score
 
     def pair(score: Callable[[Representation], Tensor]) -> tuple[Tensor, Tensor]:
         held_out, in_the_wild = (

@@ -16,12 +16,15 @@ for CUDA itself, for weights with gradients and momenta, and for the backward pa
 layers for 32×32 images in float32; a lower precision needs less.
 
 Time is work × seconds for one sample, timed on a few batches of what will really run, plus the start of a process for
-every stage.
+every stage, timed on one.
 """
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from math import prod
 from typing import Any, NamedTuple
@@ -104,6 +107,8 @@ def estimated_work(params: Mapping[str, Any], sizes: Mapping[str, SetSize] | Non
     n_networks = 1 + len(params["variants"]) + len(rivals) + len(encoders)
     trained: float = n_train * params["train_id"]["epochs"]
     passed: float = (shares["train"] + shares["calibration"]) * n_id
+    if data["calibration"] is not None:
+        passed += size(data["calibration"]).n_images
     for name in encoders:
         n_views, n_head_views = ENCODER_VIEWS[name]
         trained += n_train * (n_views * methods[name]["epochs"] + n_head_views * methods[name]["head"]["epochs"])
@@ -151,6 +156,26 @@ def n_processes(params: Mapping[str, Any]) -> int:
     stages = YAML(typ="safe", pure=True).load(pipeline.read_text(encoding="utf-8"))["stages"]
     axes = [[str(axis)[2:-1] for axis in stage.get("matrix", {}).values()] for stage in stages.values()]  # ${KEY}
     return sum(prod(len(lookup(params, key)) for key in keys) for keys in axes)
+
+
+def n_separations(params: Mapping[str, Any]) -> int:
+    """How often wild data are told from held-out ID data by a regression: in evaluations, and by some filters."""
+    data, scores = params["data"], [
+        lookup(params, f"variant.{variant}.filter.score") or params["filter"]["score"] for variant in params["variants"]
+    ]  # fmt: skip
+    n_experiments = len(params["seeds"]) * len(data["ood"]) * len(data["pi"])
+    in_filters = sum(score in ("auto", "learned") for score in scores)
+    in_evaluations = 1 + len(data["test_ood"]) if params["evaluate"]["methods"] == "all" else 0
+    return n_experiments * (in_filters + in_evaluations)
+
+
+@cache
+def start_up_seconds() -> float:
+    """From the start of a process until a stage works: most of it is the import of torch."""
+    start = time.perf_counter()
+    code = "import salcli.pipeline.evaluate, salcli.report.console"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    return time.perf_counter() - start
 
 
 def seconds_each(step: Callable[[int], object], most: int, budget: float = 2.0) -> float:

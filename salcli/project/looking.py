@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,14 @@ from salcli.data.catalogue import DATA_SETS
 from salcli.data.decoding import Look, look
 from salcli.data.duplicates import file_digests, sample_digests
 from salcli.data.folders import SUFFIXES, files_below, name_for, read_custom
-from salcli.data.samples import Source
+from salcli.data.samples import Source, with_calibration
 from salcli.data.vectors import Columns
 from salcli.errors import DataError, printable
 from salcli.pipeline.prepare import check_classes
 from salcli.progress import Progress
 
-WILD = "wild"
+ID, CALIBRATION, WILD = "id", "calibration", "wild"
+LABELED = (ID, CALIBRATION)
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,15 @@ class CustomData:
     """All sets of a project."""
 
     id: CustomSet
+    calibration: CustomSet | None
     wild: CustomSet
     tests: tuple[CustomSet, ...]
     copies: tuple[Copies, ...]
 
     @property
     def sets(self) -> tuple[CustomSet, ...]:
-        return self.id, self.wild, *self.tests
+        added = () if self.calibration is None else (self.calibration,)
+        return self.id, *added, self.wild, *self.tests
 
     @property
     def is_vectors(self) -> bool:
@@ -104,44 +108,54 @@ def look_at_data(
     id_path: Path,
     wild_paths: Sequence[Path],
     test_paths: Sequence[Path],
+    calibration_path: Path | None,
     columns: Columns,
     progress: Progress,
 ) -> CustomData:
     """Read vectors, or headers of images; decode small sets; compare contents. Nothing is written."""
-    _check_places(project, id_path, wild_paths, test_paths)
-    wild = tuple(wild_paths)
-    roles = [("id", (id_path,)), (WILD, wild), *(("odd", (path,)) for path in test_paths)]
+    calibration = [calibration_path] if calibration_path else []
+    _check_places(project, [id_path, *calibration], wild_paths, test_paths)
+    roles = [(ID, (id_path,)), *((CALIBRATION, (path,)) for path in calibration), (WILD, tuple(wild_paths))]
+    roles += [("odd", (path,)) for path in test_paths]
     taken: list[str] = [*DATA_SETS]
     sets = []
     for role, paths in roles:
         # several paths have no name in common
         name = name_for(paths[0].absolute() if len(paths) == 1 else Path(role), taken, role)
         taken.append(name)
-        sets.append(_look_at_set(name, paths, columns, progress, is_id=role == "id"))
+        sets.append(_look_at_set(name, paths, columns, progress, role))
         _check_kinds(sets[0], sets[-1])
-    data = CustomData(sets[0], sets[1], tuple(sets[2:]), tuple(_copies(sets, progress)))
-    for one in (data.wild, *data.tests):
+    labeled = [one for one, (role, _) in zip(sets, roles, strict=True) if role in LABELED]
+    if len(labeled) > 1:
+        with_calibration(labeled[0].name, labeled[0].source, labeled[1].name, labeled[1].source)
+    wild, *tests = sets[len(labeled) :]
+    copies = tuple(_copies(labeled, wild, tests, progress))
+    data = CustomData(labeled[0], labeled[1] if len(labeled) > 1 else None, wild, tuple(tests), copies)
+    for one, (role, _) in zip(sets[1:], roles[1:], strict=True):
         if len(data.without_copies(one)) == 0:
             others = " and ".join(copies.other for copies in data.copies if copies.of is one)
             how, what = ("equal values", "vectors") if data.is_vectors else ("same bytes", "images")
+            needs = {WILD: f"wild data must hold other {what}", CALIBRATION: f"calibration needs other {what}"}
             raise DataError(
                 f"all {len(one.source)} {what} of {one.where} are also in {others} ({how}); "
-                + (f"wild data must hold other {what}" if one is data.wild else f"a test needs {what} that are not")
+                + needs.get(role, f"a test needs {what} that are not")
             )
     return data
 
 
-def _check_places(project: Path, id_path: Path, wild_paths: Sequence[Path], test_paths: Sequence[Path]) -> None:
-    for path in (id_path, *wild_paths, *test_paths):
+def _check_places(
+    project: Path, labeled: Sequence[Path], wild_paths: Sequence[Path], test_paths: Sequence[Path]
+) -> None:
+    for path in (*labeled, *wild_paths, *test_paths):
         if _is_inside(project, path):
             raise DataError(
                 f"the project folder {project} is inside {path}, so its output would be taken for data; "
                 "name a folder outside"
             )
-    for path in wild_paths:
-        if _is_inside(path, id_path) and os.path.realpath(path) != os.path.realpath(id_path):
+    for path, classes in product(wild_paths, labeled):
+        if _is_inside(path, classes) and os.path.realpath(path) != os.path.realpath(classes):
             raise DataError(
-                f"{path}, the wild data, is inside {id_path}, where every folder is a class; move one of them"
+                f"{path}, the wild data, is inside {classes}, where every folder is a class; move one of them"
             )
 
 
@@ -162,9 +176,9 @@ def _check_kinds(labeled: CustomSet, other: CustomSet) -> None:
         )
 
 
-def _look_at_set(name: str, paths: tuple[Path, ...], columns: Columns, progress: Progress, *, is_id: bool) -> CustomSet:
-    source = read_custom(name, paths, labeled=is_id, columns=columns)
-    if is_id:
+def _look_at_set(name: str, paths: tuple[Path, ...], columns: Columns, progress: Progress, role: str) -> CustomSet:
+    source = read_custom(name, paths, labeled=role in LABELED, columns=columns)
+    if role == ID:
         check_classes(name, source)
     if source.is_vectors:
         return CustomSet(name, paths, source, None, 0)
@@ -175,7 +189,7 @@ def _look_at_set(name: str, paths: tuple[Path, ...], columns: Columns, progress:
         file, reason = found.bad[0]
         raise DataError(f"no image of {where} can be read, for example {printable(file)}: {reason}")
     source = _without(source, {file for file, _ in found.bad})
-    if is_id:
+    if role == ID:
         lost = [label for k, label in enumerate(source.class_names) if k not in np.asarray(source.labels)]
         if lost:
             raise DataError(f"{where}: no image of class {lost[0]} can be read; replace them, or remove the class")
@@ -190,8 +204,9 @@ def _without(source: Source, files: Collection[Path]) -> Source:
     return source.take(np.array([i for i, path in enumerate(source.files) if path not in files], dtype=np.int64))
 
 
-def _copies(sets: list[CustomSet], progress: Progress) -> list[Copies]:
-    """Copies within the ID data, of ID data in the wild data, and of either in test data."""
+def _copies(labeled: list[CustomSet], wild: CustomSet, tests: list[CustomSet], progress: Progress) -> list[Copies]:
+    """Copies within the labeled data, of these in the wild data, and of either in test data."""
+    sets = [*labeled, wild, *tests]
     files = [path for one in sets for path in one.source.files]
     n_samples = sum(len(one.source) for one in sets)
     with progress.task(f"compare {sets[0].source.kind}", n_samples, "samples") as task:
@@ -210,11 +225,11 @@ def _copies(sets: list[CustomSet], progress: Progress) -> list[Copies]:
         for i, digest in enumerate(digests[position]):
             if digest in seen:
                 copies.setdefault(seen[digest], []).append(i)
-            elif digest in new and position == 0:  # what is twice in the wild stays twice in the wild data
+            elif digest in new and position < len(labeled):  # what is twice in the wild stays twice in the wild data
                 copies.setdefault(one.name, []).append(i)
             elif digest:
                 new[digest] = one.name
-        if position < 2:  # test sets are not compared with each other
+        if position <= len(labeled):  # test sets are not compared with each other
             seen |= new
         found += [Copies(one, other, tuple(index)) for other, index in copies.items()]
     return found

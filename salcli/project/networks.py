@@ -22,6 +22,7 @@ from salcli.engine.linear import MOST_TO_CHOOSE_ON
 from salcli.engine.linear import SMALL as CROSS_VALIDATED
 from salcli.errors import ModelError, ParamsError, ProjectError, SalError, UsageMistakeError, WeightsError, printable
 from salcli.models.backbones import (
+    AUTO,
     LINEAR,
     OF_VECTORS,
     TIMM,
@@ -34,7 +35,6 @@ from salcli.models.backbones import (
 from salcli.models.custom import build_network, describe_failure, find_head, folder_of, make_importable
 from salcli.models.network import Classifier, NetworkSpec, check_custom_head
 from salcli.models.pretrained import (
-    AUTO,
     PRETRAINED,
     Embedder,
     build_embedder,
@@ -43,7 +43,14 @@ from salcli.models.pretrained import (
     load_pretrained,
 )
 from salcli.progress import Silent
-from salcli.project.estimate import SetSize, estimated_work, n_processes, seconds_each
+from salcli.project.estimate import (
+    SetSize,
+    estimated_work,
+    n_processes,
+    n_separations,
+    seconds_each,
+    start_up_seconds,
+)
 from salcli.project.looking import CustomData
 
 SIZES = (8, 16, 28, 32, 64, 96, 128, 224)
@@ -54,6 +61,7 @@ OPTIONS = {"data.image_size": "--image-size", "model.mean": "--mean", "model.std
 TIMED_BATCH = 32
 # A fit of a linear head: passes over the data, and over those that its penalty is chosen on (cross-validated or not)
 PASSES, PASSES_TO_CHOOSE = 35, {True: 1_000, False: 300}
+PASSES_TO_SEPARATE, MOST_TIMED = 19_000, 20_000  # of a regression of wild against held-out ID data
 DVC_SECONDS = 0.5  # for each stage, beside the start of its process
 
 
@@ -158,11 +166,8 @@ def channel_values(option: str, text: str | None) -> list[float] | None:
 class Bench:
     """Chooses the network for some data, tries it, and times what will run on this machine."""
 
-    def __init__(
-        self, data: CustomData, folder: Path, assigned: Mapping[str, Any], options: NetworkOptions, start_up: float
-    ) -> None:
-        """`start_up`: seconds that a process needs before it works."""
-        self.data, self.folder, self.assigned, self.start_up = data, folder, assigned, start_up
+    def __init__(self, data: CustomData, folder: Path, assigned: Mapping[str, Any], options: NetworkOptions) -> None:
+        self.data, self.folder, self.assigned = data, folder, assigned
         self.options = options.completed(assigned)
         self.device = resolve_device(str(assigned.get("device", "auto")))
         self.n_classes = len(data.id.source.class_names)
@@ -350,7 +355,7 @@ class Bench:
     def seconds(self, params: Mapping[str, Any], network: Network) -> tuple[float, str]:
         """How long all stages take together, and what was measured."""
         sizes = {one.name: _size(self.data.without_copies(one)) for one in self.data.sets}
-        start_ups = n_processes(params) * (self.start_up + DVC_SECONDS)
+        start_ups = (n_processes(params) + 1) * (start_up_seconds() + DVC_SECONDS)  # one more: DVC itself
         if not network.is_linear:
             each, each_passed = self._seconds_to_train(network, params["train_id"]["batch_size"])
             work = estimated_work(params, sizes)
@@ -366,7 +371,7 @@ class Bench:
     def _seconds_to_embed(self, embedder: Embedder) -> float:
         """For one image, with reading it."""
         wanted, source = embedder.spec.preprocessing, self.data.id.source
-        shape = Shape(wanted.channels, wanted.resize, wanted.interpolation)
+        shape = Shape(wanted.channels, wanted.resize, wanted.interpolation, wanted.crop)
         embedder = embedder.to(self.device)
 
         def embed(n: int) -> None:
@@ -414,7 +419,21 @@ class Bench:
 
         to_choose = PASSES_TO_CHOOSE[n <= CROSS_VALIDATED]
         n_fits = len(params["seeds"]) * (1 + len(params["variants"]) * len(params["data"]["ood"]))
-        return n_fits * seconds_each(passes, 16, budget=0.5) * (PASSES * n_train / n + to_choose)
+        to_fit = n_fits * seconds_each(passes, 16, budget=0.5) * (PASSES * n_train / n + to_choose)
+        return to_fit + n_separations(params) * self._seconds_to_separate(n_dimensions, params, sizes)
+
+    def _seconds_to_separate(self, n_dimensions: int, params: Mapping[str, Any], sizes: Mapping[str, SetSize]) -> float:
+        """For one regression of wild against held-out ID data, which evaluations spend most of their time on."""
+        calibration, share = params["data"]["calibration"], float(params["data"]["id_shares"]["calibration"])
+        n_held_out = sizes[calibration].n_images if calibration else share * sizes[self.data.id.name].n_for_training
+        n = min(round(n_held_out) + sizes[self.data.wild.name].n_images, MOST_TIMED)
+        vectors, weight = torch.ones(n, n_dimensions), torch.zeros(n_dimensions)
+
+        def passes(times: int) -> None:
+            for _ in range(times):
+                (vectors.T @ (vectors @ weight)).sum().item()
+
+        return PASSES_TO_SEPARATE * seconds_each(passes, 16, budget=0.5)
 
 
 def _rate(seconds: float) -> str:

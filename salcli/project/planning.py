@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
 
-from salcli.data.samples import Source
+from salcli.data.samples import Source, some_of
 from salcli.data.splits import OFFICIAL, split_id
 from salcli.data.vectors import ANY, Columns
 from salcli.errors import DataError, UsageMistakeError, WeightsError
@@ -72,16 +71,16 @@ def plan_project(
     columns: Columns,
     options: NetworkOptions,
     progress: Progress,
+    calibration_path: Path | None = None,
 ) -> Plan:
     """Look at the data, try the network, and plan. What the user has `assigned` overrides the plan. Writes nothing."""
-    start_up = min(process_time(), 10.0)  # so far this process has done what that of a stage does first
-    data = look_at_data(folder, id_path, wild_paths, test_paths, columns, progress)
+    data = look_at_data(folder, id_path, wild_paths, test_paths, calibration_path, columns, progress)
     if columns != ANY and not data.is_vectors:
         raise UsageMistakeError(
             f"--vector, --label, --row-id and --show name columns of vectors; {data.id.where} holds images"
         )
     paths = {one.name: _as_written(one.paths, folder) for one in data.sets}
-    bench = Bench(data, folder, assigned, options, start_up)
+    bench = Bench(data, folder, assigned, options)
     try:
         network = bench.network()
     except NoPretrainedError as error:
@@ -128,7 +127,8 @@ def _column_values(columns: Columns) -> dict[str, Any]:
 
 def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has_gpu: bool) -> Plan:
     """Choose values for params.yaml; the choices that are shown include what the user has `assigned`."""
-    shares, n_train, n_calibration = _split(data.without_copies(data.id), is_linear=network.is_linear)
+    added = None if data.calibration is None else len(data.without_copies(data.calibration))
+    shares, n_train, n_calibration = _split(data.without_copies(data.id), added, is_linear=network.is_linear)
     batch = 32 if n_train < 2_000 else 128
     values: dict[str, Any] = {
         "seeds": [0],
@@ -136,10 +136,13 @@ def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has
         "data.id": data.id.name,
         "data.ood": [data.wild.name],
         "data.test_ood": [one.name for one in data.tests],
+        **({} if data.calibration is None else {"data.calibration": data.calibration.name}),
         "data.image_size": network.image_size,
         "data.channels": network.channels,
         **({} if data.is_vectors else {"data.on_bad_image": "skip"}),
         "data.pi": ["unknown"],
+        "data.wild_holdout": 0.2,
+        "detector.method": "auto",
         **{f"data.id_shares.{part}": share for part, share in shares.items()},
         **_network_values(network),
         "train_id.batch_size": batch,
@@ -149,7 +152,7 @@ def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has
     }
     told = {**values, **assigned}
     choices = [
-        Choice("split", _shown_shares(shares), _why_split(shares, n_train, n_calibration, data.kind)),
+        Choice("split", _shown_shares(shares, data), _why_split(shares, n_train, n_calibration, data.kind)),
         _input_choice(data, network),
         Choice("network", _shown_network(network), network.why),
         *_training_choices(told, network, n_train, data.kind, has_gpu=has_gpu),
@@ -160,6 +163,14 @@ def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has
             f"only {n_calibration} calibration {data.kind} set the filter's threshold, so the share of ID {data.kind} "
             f"that it takes for outliers is uncertain; more labeled {data.kind} help most"
         )
+    if data.calibration is not None:
+        there = data.calibration.source.class_names
+        missing = [name for name in data.id.source.class_names if name not in there]
+        if missing:
+            warnings.append(
+                f"{data.calibration.name} has no {data.kind} of {some_of(missing)}: ID {data.kind} of these classes "
+                "may be taken for outliers"
+            )
     return Plan(data, values, choices, warnings, notes=[])
 
 
@@ -257,12 +268,17 @@ def _training_choices(
     return lines
 
 
-def _split(source: Source, *, is_linear: bool) -> tuple[dict[str, float | str], int, int]:
-    """Shares of the ID data, and how many samples they give to training and calibration."""
+def _split(source: Source, n_added: int | None, *, is_linear: bool) -> tuple[dict[str, float | str], int, int]:
+    """Shares of the ID data, and how many samples there are for training and calibration.
+
+    `n_added`: samples of a calibration set of its own, which leaves the ID data to training and test.
+    """
     assert source.labels is not None
     is_official = source.is_test is not None and bool(source.is_test.any())
     dealt = source.labels[~source.is_test] if source.is_test is not None and is_official else source.labels
-    if is_linear:  # a linear head needs few samples, and a good threshold needs many
+    if n_added is not None:
+        calibration = 0.0
+    elif is_linear:  # a linear head needs few samples, and a good threshold needs many
         calibration = round(min(0.3, max(0.1, ENOUGH_FOR_A_THRESHOLD / len(dealt))), 2)
     else:
         calibration = 0.1 if len(dealt) >= MANY else 0.2
@@ -271,7 +287,7 @@ def _split(source: Source, *, is_linear: bool) -> tuple[dict[str, float | str], 
     shares = {"train": train, "calibration": calibration, "wild": 0, "test": test}
     check_enough(source.class_names, dealt, shares, source.kind)
     split = split_id(source.labels, shares, 0, source.is_test, class_names=source.class_names)
-    return shares, len(split.train), len(split.calibration)
+    return shares, len(split.train), len(split.calibration) if n_added is None else n_added
 
 
 def check_enough(
@@ -295,10 +311,11 @@ def check_enough(
         )
 
 
-def _shown_shares(shares: dict[str, float | str]) -> str:
+def _shown_shares(shares: dict[str, float | str], data: CustomData) -> str:
     test = shares["test"]
     rest = "test as given" if test == OFFICIAL else f"test {float(test):.0%}"
-    return f"train {float(shares['train']):.0%}, calibration {float(shares['calibration']):.0%}, {rest}"
+    calibration = f"{float(shares['calibration']):.0%}" if data.calibration is None else data.calibration.name
+    return f"train {float(shares['train']):.0%}, calibration {calibration}, {rest}"
 
 
 def _why_split(shares: dict[str, float | str], n_train: int, n_calibration: int, kind: str) -> str:

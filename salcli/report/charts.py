@@ -36,7 +36,7 @@ from salcli.report.figures import (
     write_figure,
 )
 from salcli.report.findings import Evaluation, MethodScores
-from salcli.report.tables import score_label
+from salcli.report.stage_tables import score_label
 
 if TYPE_CHECKING:
     import pandas as pd

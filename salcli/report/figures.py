@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from salcli.report.paper import PaperCurve
 from salcli.report.results import SweepPoint, over_seeds
-from salcli.report.tables import score_label
+from salcli.report.stage_tables import score_label
 from salcli.store.files import Found, atomic_path, reading_json
 from salcli.store.layout import SAL
 
@@ -269,7 +269,7 @@ PANELS = {
 }
 COLOURS, MARKERS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION), ("o", "s", "^", "v", "P", "X", "*")
 PAPER_MARKERS = ("D", "h")
-Look = tuple[str, str]  # colour, marker
+Style = tuple[str, str]  # colour, marker
 
 
 def write_sweep_figure(
@@ -302,7 +302,7 @@ def write_sweep_figure(
         write_figure(figure, paths)
 
 
-def _our_points(axes: Axes, points: Sequence[SweepPoint], metric: str, look: Look) -> None:
+def _our_points(axes: Axes, points: Sequence[SweepPoint], metric: str, look: Style) -> None:
     colour, marker = look
     shares = sorted({point.pi for point in points})
     by_pi = [over_seeds([point for point in points if point.pi == pi], metric) for pi in shares]
@@ -312,7 +312,7 @@ def _our_points(axes: Axes, points: Sequence[SweepPoint], metric: str, look: Loo
     axes.fill_between(shares, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
-def _paper_points(axes: Axes, curves: Sequence[PaperCurve], looks: dict[str, Look]) -> None:
+def _paper_points(axes: Axes, curves: Sequence[PaperCurve], looks: dict[str, Style]) -> None:
     """Hollow; of our own data in the colour of ours, of other data grey."""
     for curve, grey_marker in zip(curves, cycle(PAPER_MARKERS), strict=False):
         colour, marker = looks.get(curve.ood or "", (GREY, grey_marker))

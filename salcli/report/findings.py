@@ -64,6 +64,7 @@ class Findings:
     evaluation: Evaluation | None
     curves: dict[str, pd.DataFrame]  # training, by network
     theory: dict[str, Any] | None  # of theory.json
+    estimates: dict[str, Any] | None = None  # of estimates.json: what held-out wild data tell without labels
 
     def label(self, network: str) -> str:
         """What tables call the network of a method."""
@@ -81,6 +82,7 @@ def read_findings(workspace: Workspace, params: Params, experiment: Experiment, 
         evaluation=_evaluation(workspace, params, experiment, unseen),
         curves=_curves(workspace, params, experiment),
         theory=_json(workspace, experiment.theory("json")),
+        estimates=_json(workspace, experiment.estimates),
     )
 
 

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from salcli.errors import BadArtifactError
+from salcli.errors import BadArtifactError, ReviewError
 from salcli.pipeline.inputs import id_samples, ood_test_samples, wild_file_names, wild_samples
 from salcli.pipeline.prepare import original_images
-from salcli.pipeline.review import just_below, ranked_candidates
+from salcli.pipeline.review import ReviewRow, just_below, ranked_candidates
 from salcli.report.findings import Evaluation, Findings
-from salcli.report.tables import score_label
+from salcli.report.stage_tables import score_label
 from salcli.store.files import Found
 from salcli.store.formats import RepresentationFile, read_file_names, read_shown
-from salcli.store.layout import Artifact, Workspace, prepared_set, unseen_set
+from salcli.store.layout import Artifact, Experiment, Workspace, prepared_set, unseen_set
 
 if TYPE_CHECKING:
     from salcli.engine.batches import Rows
@@ -33,12 +35,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LARGEST = 112  # pixels of a thumbnail; smaller images stay as they are, without loss
+FOR_LABELING = 512
 LOSSLESS_UP_TO = 40
 N_BELOW, N_MISTAKES = 48, 36
 
 
 @dataclass(frozen=True)
-class Picture:
+class Thumbnail:
     """One sample and what is known of it."""
 
     index: int
@@ -56,7 +59,7 @@ class Picture:
 class Gallery:
     """The first of `n_all` samples in an order."""
 
-    pictures: list[Picture]
+    pictures: list[Thumbnail]
     n_all: int
 
     @property
@@ -107,6 +110,28 @@ def _wild_galleries(
         word, score_name = "predicted as", score_label(candidates.score_name)
         galleries.append(_gallery(views, index, names, word, candidates.wild_score, score_name, n_all, files))
     return galleries[0], galleries[1]
+
+
+def wild_addresses(
+    workspace: Workspace, params: Params, experiment: Experiment, rows: Sequence[ReviewRow], prefix: str | None
+) -> tuple[list[str], list[dict[str, str]]]:
+    """The address of the image of each wild sample, empty for vectors, and the columns to show beside it.
+
+    Addresses hold the images, or begin with `prefix` and end in their file names.
+    """
+    index = np.array([row.index for row in rows], dtype=np.int64)
+    sets = prepared_set(params.data.id), prepared_set(experiment.ood)
+    views = _Views(workspace, params, wild_samples(workspace, params, experiment), sets)
+    # where names are hidden because they would tell ID from OOD samples, columns are, too
+    are_named = any(row.file for row in rows)
+    columns = views.columns(index) if are_named else [{} for _ in rows]
+    if prefix is None:
+        return [str(address) for address, _ in views.thumbnails(index, FOR_LABELING)], columns
+    if not params.model.frozen and views.rows.arrays[0].dtype != np.uint8:
+        raise ReviewError("these wild samples are vectors, which have no images; leave out --images")
+    if not are_named:
+        raise ReviewError("the files of these wild samples are not known; leave out --images, and tasks hold copies")
+    return [prefix + quote(os.fsencode(row.file)) for row in rows], columns
 
 
 def misses(workspace: Workspace, params: Params, findings: Findings, top: int) -> Gallery | None:
@@ -165,19 +190,19 @@ class _Views:
         found = self._in_sets(index, read_shown)
         return [{name: cells[i] for name, cells in columns.items()} for columns, i in found]
 
-    def thumbnails(self, index: np.ndarray) -> list[tuple[Markup, int]]:
+    def thumbnails(self, index: np.ndarray, largest: int = LARGEST) -> list[tuple[Markup, int]]:
         """data: addresses that hold the images, and their sizes; empty for vectors."""
         if self.rows.arrays[0].dtype == np.uint8:
-            return [_thumbnail(self.rows.read([int(i)])[0].numpy()) for i in index]  # one in memory at a time
+            return [_thumbnail(self.rows.read([int(i)])[0].numpy(), largest) for i in index]  # one in memory at a time
         if not self.params.model.frozen:
             return [(Markup(""), 0)] * len(index)
         images: dict[int, np.ndarray] = {}
         for number, artifact in enumerate(self.sets):
             own = [(position, i) for position, (which, i) in enumerate(self._positions(index)) if which == number]
             wanted = np.array([i for _, i in own], dtype=np.int64)
-            found = original_images(self.workspace, self.params, artifact, wanted, LARGEST)
+            found = original_images(self.workspace, self.params, artifact, wanted, largest)
             images |= {position: image for (position, _), image in zip(own, found, strict=True) if image is not None}
-        return [_thumbnail(images[i]) if i in images else (Markup(""), 0) for i in range(len(index))]
+        return [_thumbnail(images[i], largest) if i in images else (Markup(""), 0) for i in range(len(index))]
 
     def _positions(self, index: np.ndarray) -> list[tuple[int, int]]:
         """The set of each sample, and its index there."""
@@ -205,15 +230,15 @@ def _gallery(
     columns = views.columns(index) if any(files) else [{}] * len(index)
     shown = zip(index, classes, views.thumbnails(index), files, columns, strict=True)
     pictures = [
-        Picture(int(i), source, size, class_name, class_word, float(scores[i]), score_name, file, cells)
+        Thumbnail(int(i), source, size, class_name, class_word, float(scores[i]), score_name, file, cells)
         for i, class_name, (source, size), file, cells in shown
     ]
     return Gallery(pictures, n_all)
 
 
-def _thumbnail(image: np.ndarray) -> tuple[Markup, int]:
+def _thumbnail(image: np.ndarray, largest: int) -> tuple[Markup, int]:
     picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
-    picture.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+    picture.thumbnail((largest, largest), Image.Resampling.LANCZOS)
     content, size = io.BytesIO(), max(picture.size)
     if size <= LOSSLESS_UP_TO:
         kind = "png"

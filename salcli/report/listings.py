@@ -44,7 +44,8 @@ def plan_table(plan: Plan) -> Table:
     table.width = 98
     for column, width in zip(table.columns, (14, 42, 38), strict=True):
         column.min_width, column.overflow = width, "fold"
-    roles = ["labeled (ID)", "wild", *["odd, for tests"] * len(data.tests)]
+    added = [] if data.calibration is None else ["calibration"]
+    roles = ["labeled (ID)", *added, "wild", *["odd, for tests"] * len(data.tests)]
     for role, custom in zip(roles, data.sets, strict=True):
         table.add_row(role, Text(f"{custom.name}: {len(custom.source):,} {data.kind}"), Text(_sizes(custom)))
         if custom is data.id:
@@ -219,10 +220,10 @@ def review_table(rows: Sequence[ReviewRow]) -> Table:
     table = plain_table("For review", *columns, n_left=2)
     for (ood, mark, seed), group in groupby(rows, key=lambda row: (row.ood, row.filter, row.seed)):
         own = list(group)
-        n_candidates, scores = sum(bool(row.decision) for row in own), [row.score for row in own]
+        n_candidates, scores = sum(row.decision in ("keep", "drop") for row in own), [row.score for row in own]
         counts = f"{n_candidates:,}", f"{len(own) - n_candidates:,}"
         name = mark.removeprefix("filter-").rpartition("-")[0]  # variant and π, without the fingerprint
-        table.add_row(ood, name, str(seed), *counts, f"{scores[0]:.4g}", f"{scores[-1]:.4g}")
+        table.add_row(ood, name, str(seed), *counts, f"{max(scores):.4g}", f"{min(scores):.4g}")
     return table
 
 

@@ -37,8 +37,8 @@ from salcli.report.charts import (
 )
 from salcli.report.findings import Evaluation, Findings, MethodScores, read_findings
 from salcli.report.galleries import Galleries, read_galleries
-from salcli.report.results import AVERAGE, METRICS, Results, Row, asked_for, pi_text
-from salcli.report.tables import poor_fit, score_label
+from salcli.report.results import AVERAGE, METRICS, Results, Row, asked_for, estimates_grid, pi_text
+from salcli.report.stage_tables import poor_fit, score_label
 from salcli.sal.metrics import FPR95_CONVENTION
 from salcli.store.files import read_header, write_text
 from salcli.store.layout import RUNS, SAL, SCRATCH, UNKNOWN, Experiment, Workspace
@@ -226,12 +226,17 @@ def tiles(findings: Findings) -> list[Tile]:
         ),
         Tile("errors of the filter", known, "ID taken for outliers; outliers missed (ERR_in; ERR_out)"),
     ]
-    return shown + _test_tiles(findings.evaluation) if findings.evaluation else shown
+    return shown + _test_tiles(findings.evaluation, findings.estimates) if findings.evaluation else shown
 
 
-def _test_tiles(evaluation: Evaluation) -> list[Tile]:
+def _test_tiles(evaluation: Evaluation, estimates: dict[str, Any] | None) -> list[Tile]:
     name, metrics = evaluation.main.label, evaluation.main.metrics
     accuracy = Tile("ID accuracy", percent(metrics.get("id_accuracy")), f"on ID test data, by the network of {name}")
+    estimate = (estimates or {}).get("methods", {}).get(evaluation.main.method, {}).get("fpr95")
+    if not evaluation.has_ood and estimate:
+        low, high = percent(estimate["low"]), percent(estimate["high"])
+        how = f"of OOD data pass as ID (FPR95), 90% interval {low} to {high}; estimated without labels"
+        return [Tile(f"{name} lets through, estimated", percent(estimate["value"]), how), accuracy]
     if not evaluation.has_ood:
         return [Tile(f"{name} lets through", UNKNOWN, "there are no OOD test images (data.test_ood)"), accuracy]
     passed = f"of OOD test data pass as ID (FPR95), {evaluation.test_set}"
@@ -261,7 +266,24 @@ def _tables(results: Results, experiment: Experiment) -> list[SetTable]:
         for (pi, ood), rows in groupby(results.rows(), key=lambda row: (row.pi, row.ood))
     ]
     found.sort(key=lambda one: (one[0] != pi_text(experiment.pi), one[1] != AVERAGE))
-    return [table for _, _, table in found]
+    measured, estimated = [table for _, _, table in found], _estimate_tables(results)
+    return [*estimated, *measured] if results.unknown_sets == results.ood_sets else [*measured, *estimated]
+
+
+def _estimate_tables(results: Results) -> list[SetTable]:
+    """Apart from what is measured. The row of the method that was chosen by them stands out."""
+    several, tables = len(results.shares) > 1, []
+    for part in results.by_pi():
+        grid = estimates_grid(part, several, everything=True)
+        for section in grid.sections if grid else []:
+            assert grid
+            ood, pi = section[0][0].text, f", π {part.shares[0]}" if several else ""
+            rows = [
+                MethodRow(name.text + " ◀" * name.is_bold, name.is_bold, [TableCell(c.text, "", False) for c in cells])
+                for _, name, *cells in section
+            ]
+            tables.append(SetTable(f"{ood}{pi}, estimated without labels", grid.header[2:], rows))
+    return tables
 
 
 def _row(row: Row) -> MethodRow:
@@ -275,7 +297,10 @@ def _row(row: Row) -> MethodRow:
 def _notes(results: Results) -> list[str]:
     seeds = f"Mean ± std over {results.n_seeds} seeds; " if results.n_seeds > 1 else "One seed; "
     samples = ", ".join(f"{name} {text}" for name, text in results.samples.items())
-    return [f"{seeds}the best numbers are bold; sorted by average FPR95.", f"Samples: {samples}."]
+    grids = [estimates_grid(part, False, everything=True) for part in results.by_pi()]
+    estimates = [note for grid in grids if grid for note in (*grid.notes, "◀: chosen by the estimates.")]
+    notes = [f"{seeds}the best numbers are bold; sorted by average FPR95.", f"Samples: {samples}."]
+    return [*notes, *dict.fromkeys(estimates)]
 
 
 # --- provenance: code, versions, machine, files; no names of people, hosts or home folders
@@ -311,6 +336,7 @@ def _files(workspace: Workspace, experiment: Experiment, evaluation: Evaluation 
         experiment.network(experiment.variant),
         *(experiment.evaluation(name, evaluation.unseen) for name in ("scores.h5", "metrics.json") if evaluation),
         experiment.theory("json"),
+        experiment.estimates,
     ]
     rows = []
     for path in (workspace.find(artifact).path for artifact in artifacts if workspace.has(artifact)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,9 +34,11 @@ METRICS = {
     "id_accuracy": "ID acc. ↑",
 }
 LOWER_IS_BETTER = {"fpr95"}
+ESTIMATED, ESTIMATE = ("fpr95", "auroc"), ("value", "low", "high")
 AVERAGE, SHORT = "average", "short_schedule"
 SHORT_SCHEDULE = "\n(short schedule)"  # on a line of its own in the terminal
 FULL_WIDTH = 96  # terminal columns that mean ± std needs
+CANNOT_TELL = "cannot tell"
 WIDER = 2  # what "(short schedule)" needs beyond that
 # below runs/: on the OOD set of the wild data, and on sets that are only tested on
 EVALUATIONS = ("*/*/pi-*/evaluation/metrics.json", "*/*/pi-*/evaluation/unseen/*/metrics.json")
@@ -110,7 +112,7 @@ def _latex(cell: Cell) -> str:
 # --- collecting
 
 
-class Place(NamedTuple):
+class EvaluationKey(NamedTuple):
     """What one evaluation is about. `pi` is text, because it may be unknown."""
 
     seed: int
@@ -119,7 +121,7 @@ class Place(NamedTuple):
     test_set: str
 
     @classmethod
-    def of(cls, path: Path) -> Place | None:
+    def of(cls, path: Path) -> EvaluationKey | None:
         """From …/SEED/OOD/pi-PI/evaluation/metrics.json or …/evaluation/unseen/TEST/metrics.json; None for a backup."""
         seed, ood, pi = _run_folder(path).parts[-3:]
         test_set = ood if path.parent.name == "evaluation" else path.parent.name
@@ -140,12 +142,12 @@ def _run_folder(path: Path) -> Path:
     return next(folder.parent for folder in path.parents if folder.name == "evaluation")
 
 
-def _evaluations(folder: Path) -> dict[Place, Path]:
+def _evaluations(folder: Path) -> dict[EvaluationKey, Path]:
     """Every metrics.json below a runs folder. An unseen set that is also in the wild data counts once."""
-    found: dict[Place, Path] = {}
+    found: dict[EvaluationKey, Path] = {}
     for pattern in EVALUATIONS:
         for path in sorted(folder.glob(pattern)):
-            if place := Place.of(path):
+            if place := EvaluationKey.of(path):
                 found.setdefault(place, path)
     return found
 
@@ -155,12 +157,12 @@ def pi_text(pi: float | str) -> str:
     return UNKNOWN if pi == UNKNOWN else f"{float(pi):g}"
 
 
-def asked_for(raw: Mapping[str, Any]) -> set[Place]:
+def asked_for(raw: Mapping[str, Any]) -> set[EvaluationKey]:
     """The evaluations that params.yaml asks for. Takes its raw content: the schema would load every method."""
     try:
         data = raw["data"]
         return {
-            Place(int(seed), ood, pi_text(pi), test)
+            EvaluationKey(int(seed), ood, pi_text(pi), test)
             for seed in raw["seeds"]
             for ood in data["ood"]
             for pi in data["pi"]
@@ -190,15 +192,30 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Estimated:
+    """What held-out wild data say about one wild set without labels, in percent: mean over seeds of (value, low, high).
+
+    `reasons` say how the best method was chosen, or why nothing can be told, one for each seed.
+    """
+
+    ood: str
+    share: tuple[float, ...]  # π̂
+    methods: dict[str, dict[str, tuple[float, ...]]]  # fpr95 and auroc
+    chosen: list[str]
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
 class Results:
-    """runs: one line for each evaluation (see Place) and method, metrics in percent. samples: counts by name."""
+    """runs: one line for each EvaluationKey and method, metrics in percent. samples: counts by name."""
 
     runs: pd.DataFrame
     samples: dict[str, str]
     n_left_out: int = 0  # evaluations that exist, but were not asked for
+    estimates: Mapping[EvaluationKey, Mapping[str, Any]] = field(default_factory=dict)  # of estimates.json, if any
 
     @classmethod
-    def from_folder(cls, folder: Path, only: Collection[Place] | None = None) -> Results:
+    def from_folder(cls, folder: Path, only: Collection[EvaluationKey] | None = None) -> Results:
         """Every evaluation below a runs folder, or `only` some of them."""
         found = _evaluations(folder)
         wanted = [path for place, path in found.items() if only is None or place in only]
@@ -213,23 +230,29 @@ class Results:
         import pandas as pd
 
         runs: list[dict[str, Any]] = []
-        counts: list[tuple[Place, dict[str, int]]] = []
+        counts: list[tuple[EvaluationKey, dict[str, int]]] = []
+        estimates: dict[EvaluationKey, Mapping[str, Any]] = {}
         for path in paths:
-            place = Place.of(path)
+            place = EvaluationKey.of(path)
             if place is None or place in [known for known, _ in counts]:
                 continue
             own_runs, own_counts = _read_evaluation(path, place)
             runs += own_runs
             counts.append((place, own_counts))
+            if found := _read_estimates(path, place):
+                estimates[place] = found
         frame = pd.DataFrame(runs)
         order = {pi: i for i, pi in enumerate(sorted(frame["pi"].unique(), key=_by_value))}
         frame = frame.sort_values("pi", key=lambda column: column.map(order), kind="stable", ignore_index=True)
-        return cls(frame, _samples(counts), n_left_out)
+        return cls(frame, _samples(counts), n_left_out, estimates)
 
     def by_pi(self) -> list[Results]:
         """One part for each π, in ascending order: numbers at different π are never averaged."""
-        parts = [self.runs[self.runs["pi"] == pi].reset_index(drop=True) for pi in self.shares]
-        return [Results(part, self.samples, self.n_left_out) for part in parts]
+        parts = {pi: self.runs[self.runs["pi"] == pi].reset_index(drop=True) for pi in self.shares}
+        return [
+            replace(self, runs=part, estimates={place: own for place, own in self.estimates.items() if place.pi == pi})
+            for pi, part in parts.items()
+        ]
 
     @property
     def shares(self) -> list[str]:
@@ -260,6 +283,23 @@ class Results:
         pairs = zip(self.runs["ood"], self.runs["test_set"], strict=True)
         is_plain = len(self.wild_sets) == 1
         return [test if is_plain or test == wild else f"{test} (wild {wild})" for wild, test in pairs]
+
+    def estimated(self) -> list[Estimated]:
+        """Of each wild set; of one π."""
+        found = []
+        for ood in dict.fromkeys(place.ood for place in self.estimates):
+            seeds = [own for place, own in self.estimates.items() if place.ood == ood]
+            names = dict.fromkeys(name for own in seeds for name in own["methods"])
+            methods = {
+                name: {
+                    metric: _over_seeds(own["methods"][name][metric] for own in seeds if name in own["methods"])
+                    for metric in ESTIMATED
+                }
+                for name in names
+            }
+            chosen, reasons = ([str(own[key]) for own in seeds] for key in ("chosen", "reason"))
+            found.append(Estimated(ood, _over_seeds(own["pi"] for own in seeds), methods, chosen, reasons))
+        return found
 
     def rows(self) -> list[Row]:
         """For each π every OOD set, then their average (within a seed first, then over seeds); best method first."""
@@ -303,8 +343,8 @@ def _by_value(pi: str) -> float:
     return math.inf if pi == UNKNOWN else float(pi)
 
 
-def _read_evaluation(path: Path, place: Place) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The metrics of each method, and the counts of samples in it and in the filter's metrics.json files."""
+def _read_evaluation(path: Path, place: EvaluationKey) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The metrics of each method, and the counts of samples in it and in the filter.json files."""
     with reading_json(Found(path, place.made_by)) as content:
         counts = {name: int(content["samples"][name]) for name in ("id_test", "ood_test")}
         runs = [
@@ -325,7 +365,33 @@ def _read_evaluation(path: Path, place: Place) -> tuple[list[dict[str, Any]], di
     return runs, counts
 
 
-def _filter_metrics(path: Path, place: Place) -> dict[str, dict[str, Any]]:
+def _read_estimates(path: Path, place: EvaluationKey) -> dict[str, Any] | None:
+    """estimates.json beside metrics.json, unless no wild data are held out: then there is no π̂."""
+    file = path.with_name("estimates.json")
+    if place.test_set != place.ood or not file.exists():
+        return None
+    with reading_json(Found(file, place.made_by)) as content:
+        if content["pi"]["value"] is None:
+            return None
+        methods = {
+            name: {metric: _percent(own[metric]) for metric in ESTIMATED} for name, own in content["methods"].items()
+        }
+        return {
+            "pi": _percent(content["pi"]),
+            "methods": methods,
+            **{key: content[key] for key in ("chosen", "reason")},
+        }
+
+
+def _percent(estimate: Mapping[str, float]) -> tuple[float, ...]:
+    return tuple(100 * float(estimate[key]) for key in ESTIMATE)
+
+
+def _over_seeds(estimates: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(map(float, np.mean(list(estimates), axis=0)))
+
+
+def _filter_metrics(path: Path, place: EvaluationKey) -> dict[str, dict[str, Any]]:
     """filter.json of every variant of SAL, beside the folder of evaluations."""
     found = {}
     for file in sorted(_run_folder(path).glob("*/filter.json")):
@@ -336,7 +402,7 @@ def _filter_metrics(path: Path, place: Place) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _samples(counts: list[tuple[Place, dict[str, int]]]) -> dict[str, str]:
+def _samples(counts: list[tuple[EvaluationKey, dict[str, int]]]) -> dict[str, str]:
     """How many samples each set has; a range where runs differ."""
     samples = {name: _range([own[key] for _, own in counts if key in own]) for key, name in SHARED_SAMPLES.items()}
     for test in dict.fromkeys(place.test_set for place, _ in counts):
@@ -357,16 +423,26 @@ def _range(values: Sequence[int]) -> str:
 # --- the results table
 
 
-def results_view(results: Results, width: int = FULL_WIDTH) -> RenderableType:
+def results_view(results: Results, width: int = FULL_WIDTH, *, estimates: bool = False) -> RenderableType:
     """For the terminal. A narrow one gets the means alone, rather than numbers cut in two."""
     is_wider = any(row.has_short_schedule for row in results.rows())
     has_room = width >= FULL_WIDTH + (WIDER if is_wider else 0)
-    return Group(*(grid.rich() for grid in results_grids(results, with_std=has_room)))
+    return Group(*(grid.rich() for grid in results_grids(results, with_std=has_room, estimates=estimates)))
 
 
-def results_grids(results: Results, *, with_std: bool = True) -> list[Grid]:
-    """One table for each π; the notes stand under the last."""
+def results_grids(results: Results, *, with_std: bool = True, estimates: bool = False) -> list[Grid]:
+    """One table for each π, then those of estimates; the notes stand under the last of each kind.
+
+    Estimates are shown where nothing is measured; with `estimates`, also beside what is.
+    """
     parts = results.by_pi()
+    shown = [grid for part in parts if (grid := estimates_grid(part, len(parts) > 1, everything=estimates))]
+    if estimates or (shown and results.unknown_sets == results.ood_sets):
+        if not shown:
+            raise MissingArtifactError(
+                "there are no estimates: hold out wild data (data.wild_holdout: 0.2 in params.yaml) and run dvc repro"
+            )
+        return shown
     grids = []
     for part in parts:
         pi = f", π {part.shares[0]}" if len(parts) > 1 else ""
@@ -376,11 +452,90 @@ def results_grids(results: Results, *, with_std: bool = True) -> list[Grid]:
         ]
         notes = results_notes(results, with_std=with_std) if part is parts[-1] else []
         grids.append(Grid(f"OOD detection, in %{pi}", ["OOD test set", "method", *METRICS.values()], sections, notes))
-    return grids
+    return [*grids, *shown]
 
 
-def results_frame(results: Results) -> pd.DataFrame:
-    """For programs: one line for each π, OOD set and method."""
+def estimates_grid(results: Results, has_several_pi: bool, *, everything: bool) -> Grid | None:
+    """FPR95 and AUROC estimated on held-out wild data, of one π; beside them what was measured, where it was."""
+    found = [one for one in results.estimated() if everything or one.ood in results.unknown_sets]
+    if not found:
+        return None
+    own = results.runs[results.runs["ood"] == results.runs["test_set"]]
+    has_measured = everything and bool(own["fpr95"].notna().any())
+    sections = []
+    for one in found:
+        runs = own[own["ood"] == one.ood]
+        labels = dict(zip(runs["method"], runs["label"], strict=True))
+        grouped = runs.groupby("method")[list(METRICS)].mean().astype(float)
+        mean = {metric: grouped[metric].to_dict() for metric in METRICS}
+        order = sorted(labels, key=lambda name: one.methods[name]["fpr95"][0] if name in one.methods else math.inf)
+        section = []
+        for name in order:
+            row = [Cell(one.ood), Cell(labels[name], is_bold={*one.chosen} == {name})]
+            for metric in ESTIMATED:
+                if has_measured:
+                    measured = mean[metric][name]
+                    row.append(Cell(UNKNOWN if math.isnan(measured) else f"{measured:.1f}"))
+                row.append(Cell(_estimate_text(one.methods.get(name, {}).get(metric))))
+            section.append([*row, *([] if has_measured else [Cell(f"{mean['id_accuracy'][name]:.1f}")])])
+        sections.append(section)
+    columns = [METRICS[metric] for metric in ESTIMATED]
+    estimated = [f"est. {name} (90%)" for name in columns]
+    header = [name for pair in zip(columns, estimated, strict=True) for name in pair] if has_measured else estimated
+    header += [] if has_measured else [METRICS["id_accuracy"]]
+    pi = f", π {results.shares[0]}" if has_several_pi else ""
+    title = f"OOD detection, {'measured and ' if has_measured else ''}estimated without labels, in %{pi}"
+    return Grid(title, ["wild data", "method", *header], sections, _estimate_notes(found, results.n_seeds))
+
+
+def _estimate_text(estimate: tuple[float, ...] | None) -> str:
+    if estimate is None:
+        return CANNOT_TELL
+    value, low, high = estimate
+    return f"{value:.0f} ({low:.0f}–{high:.0f})"
+
+
+def _estimate_notes(found: Sequence[Estimated], n_seeds: int) -> list[str]:
+    seeds = f"; value and interval: mean over {n_seeds} seeds" if n_seeds > 1 else ""
+    notes = [
+        f"est.: estimated from held-out wild data and π̂, not measured; (90%): interval{seeds}. docs/without-labels.md"
+    ]
+    for one in found:
+        notes.append(f"{one.ood}: π̂ = {_estimate_text(one.share)}%, the estimated share of OOD data in them.")
+        notes += [f"{one.ood}: {reason}." for reason in dict.fromkeys(one.reasons)]
+    return notes
+
+
+def results_frame(results: Results, *, estimates: bool = False) -> pd.DataFrame:
+    """For programs: one line for each π, OOD set and method. Estimates have columns of their own."""
+    import pandas as pd
+
+    lines = [
+        {
+            "pi": part.shares[0],
+            "ood": one.ood,
+            "method": method,
+            "is_chosen": {*one.chosen} == {method},
+            **{
+                f"estimated_{metric}_{key}": number
+                for metric, estimate in {**own, "pi": one.share}.items()
+                for key, number in zip(ESTIMATE, estimate, strict=True)
+            },
+        }
+        for part in results.by_pi()
+        for one in part.estimated()
+        if estimates or one.ood in results.unknown_sets
+        for method, own in one.methods.items()
+    ]
+    frame = _measured_frame(results)
+    if not lines:
+        return frame
+    keys, own = ["pi", "ood", "method"], pd.DataFrame(lines)
+    is_alone = ~pd.MultiIndex.from_frame(own[keys]).isin(pd.MultiIndex.from_frame(frame[keys]))  # nothing is measured
+    return pd.concat([frame.merge(own, on=keys, how="left"), own[is_alone]], ignore_index=True)
+
+
+def _measured_frame(results: Results) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(
@@ -450,7 +605,7 @@ class SweepPoint:
 SWEPT = {"err_in": "ERR_in", "err_out": "ERR_out", "fpr95": "FPR95 ↓", "auroc": "AUROC ↑"}
 
 
-def sweep_points(folder: Path, only: Collection[Place] | None = None, variant: str = SAL) -> list[SweepPoint]:
+def sweep_points(folder: Path, only: Collection[EvaluationKey] | None = None, variant: str = SAL) -> list[SweepPoint]:
     """One point for each experiment below a runs folder that is tested on the OOD set of its own wild data."""
     points = []
     for place, path in _evaluations(folder).items():

@@ -20,7 +20,7 @@ def last_layer_residual(
     a confident prediction would be rounded to zero in float32. At an infinite temperature softmax is uniform.
     """
     residual = (logits.double() / temperature).softmax(dim=1)  # n, K
-    residual[torch.arange(len(labels), device=labels.device), labels] -= 1
+    residual[torch.arange(labels.shape[0], device=labels.device), labels] -= 1  # len() would fix a graph to one size
     return residual.to(logits.dtype)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 N_RESAMPLES = 200
 # A score is called better than another if it finds more in this share of the resamples.
-CONFIDENCE = 0.97
+CONFIDENCE = 0.95
 DRIFT = 4.0  # standard errors, each of at least LEAST_DRIFT: what is smaller does no harm, however surely it is there
 LEAST_DRIFT = 0.0075  # in AUC
 LEAST_LEFT = 0.3  # of the lower half: with less left, most of the wild data are outliers, or nothing is as it was
@@ -50,9 +50,20 @@ class NormalQuantiles:
 
     def __call__(self, scores: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
         exact = scores.double()
-        inside = torch.from_numpy(np.interp(exact.numpy(), self.value.numpy(), self.quantile.numpy()))
+        inside = _interpolated(exact, self.value, self.quantile)
         above, below = ((exact - self.value[-1]).clamp(min=0), (self.value[0] - exact).clamp(min=0))
         return inside + (above / self.spread).log1p() - (below / self.spread).log1p()
+
+
+def _interpolated(x: Float[Tensor, " m"], at: Float[Tensor, " u"], value: Float[Tensor, " u"]) -> Float[Tensor, " m"]:
+    """Linearly between the points, constant beyond them. A graph for other programs cannot call numpy."""
+    if not torch.compiler.is_compiling():
+        return torch.from_numpy(np.interp(x.numpy(), at.numpy(), value.numpy()))
+    if len(at) == 1:
+        return torch.zeros_like(x) + value
+    left = ((at <= x[:, None]).sum(dim=1) - 1).clamp(0, len(at) - 2)
+    share = ((x - at[left]) / (at[left + 1] - at[left])).clamp(0, 1)
+    return value[left] + share * (value[left + 1] - value[left])
 
 
 def partial_excess(

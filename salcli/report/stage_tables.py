@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # stages load torch, which a table does not need
     from salcli.pipeline.train_id import TrainedClassifier
     from salcli.pipeline.train_ood import TrainedNetwork
 
-MADE_OF_OTHERS = ("committee", "learned", "auto")  # outlier scores as they are
+MADE_OF_OTHERS = ("committee", "learned", "auto", "blend")  # outlier scores as they are
 N_BINS = 14
 BAR_WIDTH = 28
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -167,13 +167,14 @@ def trained_table(done: Sequence[TrainedNetwork]) -> Table:
     return table
 
 
-def detector_table(done: Sequence[MadeDetector]) -> Table:
+def detector_view(done: Sequence[MadeDetector]) -> Group:
+    """Their numbers, then why `auto` chose their methods."""
     columns, which = _experiment_columns(result.experiment for result in done)
-    table = plain_table("Detectors", *columns, "classes", "calibration samples", "threshold (keeps 95%)")
+    table = plain_table("Detectors", *columns, "method", "classes", "calibration samples", "threshold (keeps 95%)")
     for result in done:
         numbers = f"{result.n_classes:,}", f"{result.n_calibration:,}", f"{result.threshold:.4g}"
-        table.add_row(*which(result.experiment), *numbers)
-    return table
+        table.add_row(*which(result.experiment), result.method, *numbers)
+    return Group(table, *(Text(f"{one.experiment}: {one.method}. {one.reason}") for one in done if one.reason))
 
 
 # --- filter
@@ -245,13 +246,13 @@ def poor_fit(train_accuracy: float, calibration_accuracy: float) -> str:
 
 def auto_table(result: Filtered) -> Table:
     """Every score of `filter.score: auto`, the best first."""
-    from salcli.sal.unlabeled import CONFIDENCE, DRIFT, N_RESAMPLES
+    from salcli.sal.unlabeled import DRIFT, N_RESAMPLES
 
     table = plain_table(
         f"Every score as separator, {result.experiment}",
         "score", "T", "candidates", "excess", "± std", "beaten", "drift", "ERR_in", "ERR_out", "AUROC",
         caption=[
-            f"◀: chosen: the committee or, of those that beat it in {CONFIDENCE:.0%} of resamples, the largest excess.",
+            "◀: used: the blend (40% learned, 60% mean of all scores) or, where the wild data drift, the committee.",
             "excess: share of wild samples above T, less that of calibration samples, over ID quantiles 0.8–0.975.",
             f"± std, beaten by the chosen one: over {N_RESAMPLES} resamples.",
             f"drift: of the lower half of the scores, in standard errors; above {DRIFT:g}, all wild data differ.",
