@@ -17,7 +17,7 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["salcli.sal", "salcli.methods", "salcli.models"], "beartype.beartype")
 
-from helpers.quick import QUICK, REPOSITORY  # noqa: E402
+from helpers.quick import EXPERIMENT, QUICK, REPOSITORY  # noqa: E402
 
 from salcli.params.schema import Params, load_params  # noqa: E402
 from salcli.store.layout import Workspace  # noqa: E402
@@ -42,26 +42,13 @@ def quick_params() -> Params:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory, quick_params: Params) -> Path:
     """A project where every stage has run once, for one seed and both OOD sets. Read only: see `workspace`."""
-    from salcli.detector import stage as detector
-    from salcli.params.reading import edited
-    from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
-    from salcli.pipeline import filter as filter_stage
+    from helpers.stages import run_every_stage
 
-    root, data = tmp_path_factory.mktemp("built"), quick_params.data
+    from salcli.params.reading import edited
+
+    root = tmp_path_factory.mktemp("built")
     (root / "params.yaml").write_text(edited((REPOSITORY / "params.yaml").read_text(), QUICK))
-    workspace, experiments = Workspace(root), quick_params.experiments()
-    for name in (data.id, *data.ood):
-        prepare.prepare_set(workspace, quick_params, name)
-    prepare.prepare_split(workspace, data, experiments[0])
-    train_id.run(workspace, quick_params, experiments[0])
-    extract.run_id(workspace, quick_params, experiments[0])
-    for experiment in experiments:
-        prepare.prepare_wild(workspace, data, experiment)
-        extract.run_wild(workspace, quick_params, experiment)
-        filter_stage.run(workspace, quick_params, experiment)
-        train_ood.run(workspace, quick_params, experiment)
-        evaluate.run(workspace, quick_params, experiment)
-        detector.run(workspace, quick_params, experiment)
+    run_every_stage(Workspace(root), quick_params)
     return root
 
 
@@ -70,3 +57,19 @@ def workspace(built: Path, tmp_path: Path) -> Workspace:
     """A copy of the built project, free to be changed."""
     shutil.copytree(built, tmp_path / "workspace")
     return Workspace(tmp_path / "workspace")
+
+
+@pytest.fixture(scope="session")
+def evaluated(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for reports, with one experiment, two methods and the theory. Read only."""
+    from salcli.params.reading import edited
+    from salcli.pipeline import evaluate, theory
+
+    root = tmp_path_factory.mktemp("evaluated") / "project"
+    shutil.copytree(built, root)
+    few = {"data.ood": [EXPERIMENT.ood], "evaluate.methods": ["sal", "msp"]}
+    (root / "params.yaml").write_text(edited((root / "params.yaml").read_text(), few))
+    params = load_params(root / "params.yaml")[0]
+    evaluate.run(Workspace(root), params, EXPERIMENT)
+    theory.run(Workspace(root), params, EXPERIMENT)
+    return root

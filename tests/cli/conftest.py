@@ -20,6 +20,7 @@ def here(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with nothing but a params.yaml that asks for little."""
     values = {"seeds": [4], "rivals": [], "data.ood": [OOD], "train_id.epochs": 3, "train_ood.epochs": 1}
+    values |= {"evaluate.methods": ["sal", "msp", "knn"]}
     (tmp_path / "params.yaml").write_text(edited((REPOSITORY / "params.yaml").read_text(), values))
     monkeypatch.chdir(tmp_path)
     return tmp_path

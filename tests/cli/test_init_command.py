@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cli import refused, salcli
-from helpers.custom_images import lay_out, options, save
+from helpers.custom_images import options, save
 from torchvision import models
 
 from salcli.params.schema import Params, load_params
@@ -36,9 +36,7 @@ def test_it_says_what_it_created_and_what_comes_next(tmp_path: Path) -> None:
         (["--preset", "toyy"], "no preset is called toyy (did you mean toy?)"),
         (["--set", "seedz=1"], "seedz  no such key (did you mean seeds?)"),
         (["--id", "x"], "--id needs --wild as well"),
-        (["--frozen"], "--frozen needs --id and --wild as well"),
         (["--id", "x", "--wild", "y", "--preset", "cifar10"], "--preset cifar10 is for published data"),
-        (["--id", "nowhere", "--wild", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_a_mistake_leaves_no_folder_behind(tmp_path: Path, arguments: list[str], reason: str) -> None:
@@ -46,23 +44,6 @@ def test_a_mistake_leaves_no_folder_behind(tmp_path: Path, arguments: list[str],
     assert message.startswith("error: ")
     assert reason in message
     assert list(tmp_path.iterdir()) == []
-
-
-# --- custom images
-
-
-def test_the_plan_for_custom_images_is_shown(tmp_path: Path) -> None:
-    photos = lay_out(tmp_path)
-    (photos / "labeled" / "b" / "empty.png").write_bytes(b"")
-    shown = init(tmp_path / "d", *options(photos), "--test-ood", str(photos / "known-odd"), "--set", "seeds=[3]")
-    said = " ".join(shown.split())
-    for words in (
-        "labeled: 40 images", "a, b 20 images each", "unlabeled: 24 images", "known-odd: 8 images", "small-cnn",
-        "1 files of labeled, left out b/empty.png (it is empty)", "warning: only 8 calibration images",
-        f"next: cd {tmp_path}/d && dvc init --no-scm && dvc repro",
-    ):  # fmt: skip
-        assert words in said
-    assert load_params(tmp_path / "d" / "params.yaml")[0].seeds == (3,)
 
 
 # --- photos, and networks whose weights are published

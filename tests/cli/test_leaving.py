@@ -1,10 +1,8 @@
-"""How the program ends: Ctrl-C, a full or closed standard output. tests/store/test_faults.py has a full disk."""
+"""How the program ends: Ctrl-C, a closed pipe. tests/store/test_faults.py has a full disk."""
 
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.cli import CONSOLE_SCRIPT, files, process
@@ -13,7 +11,6 @@ from helpers.quick import SEED
 from salcli.store.layout import Workspace
 
 pytestmark = pytest.mark.slow
-FULL = Path("/dev/full")
 # the real program, but it reports its progress without a pause: that is how we know that it is in the middle
 TALKATIVE = "import salcli.report.console as c; c.SECONDS_BETWEEN_LINES = 0; from salcli.cli import main; main()"
 
@@ -34,20 +31,6 @@ def test_ctrl_c_ends_a_training_with_one_line_and_leaves_nothing_behind(workspac
     assert running.returncode == 130
     assert errors == "interrupted; nothing half-written is left behind, run the same command again\n"
     assert files(workspace.root) == before
-
-
-@pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
-@pytest.mark.parametrize(("command", "unbuffered"), [("presets", ""), ("filter --help", ""), ("--version", "1")])
-def test_standard_output_on_a_full_disk_is_one_message(command: str, unbuffered: str) -> None:
-    with FULL.open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "salcli", *command.split()],
-            env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, stdout=full, stderr=subprocess.PIPE, text=True,
-            check=False,
-        )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: standard output cannot be written: No space left on device;")
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_closed_pipe_is_no_reason_for_a_traceback() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from helpers.cli import files, refused, salcli
-from helpers.evaluated import write_evaluated
 from helpers.quick import EXPERIMENT, OOD, SEED
 from PIL import Image
 
 from salcli.data.catalogue import DATA_SETS
 from salcli.methods.base import built_in
 from salcli.params.presets import presets
+from salcli.pipeline import toy
 from salcli.report.paper import paper_err_in_of_toy
 from salcli.store.files import Found, read_header
 from salcli.store.formats import read_candidates
@@ -50,24 +50,15 @@ def test_the_table_in_every_format_has_the_same_numbers(inside: Path) -> None:
     assert max(map(len, shown["rich"].splitlines())) <= 100
 
 
-def test_results_that_the_paper_does_not_have_are_refused(inside: Path) -> None:
-    message = refused("table", "--paper", root=inside)
-    assert "the paper reports no FPR95 or AUROC for these params" in message
-    assert "looked for: digits-0-7, small-cnn, π 0.1" in message
-    assert "leave --all out" in refused("table", "--paper", "--all", root=inside)
-
-
 # --- report
 
 
 def test_the_report_and_its_figures_are_written_where_asked(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three methods: every chart of the page is also a PNG and an SVG."""
-    root = tmp_path_factory.mktemp("evaluated")
-    write_evaluated(root)
-    monkeypatch.chdir(root)
-    before, page, figures = files(root), tmp_path / "pages" / "mine.html", tmp_path / "figures"
+    """Every chart of the page is also a PNG and an SVG."""
+    monkeypatch.chdir(evaluated)
+    before, page, figures = files(evaluated), tmp_path / "pages" / "mine.html", tmp_path / "figures"
     result = salcli("report", *ONE, "--out", str(page), "--figures", str(figures), "--no-open", "--top", "5")
     assert result.exit_code == 0, result.stderr
     assert f"wrote {page}, {figures}/" in result.stdout
@@ -76,13 +67,7 @@ def test_the_report_and_its_figures_are_written_where_asked(
     assert {"filter-scores.png", "filter-scores.svg", "roc-sal.png", "scores-msp.svg"} <= drawn
     with Image.open(figures / "roc-sal.png") as picture:
         assert len(picture.convert("L").getcolors(256) or []) > 3  # not blank
-    assert files(root) == before
-
-
-def test_a_report_needs_a_file_to_write_and_an_experiment_that_was_run(inside: Path) -> None:
-    message = refused("report", "--out", "runs", root=inside)
-    assert message == "error: --out runs is a folder; name a file, for example runs/report.html\n"
-    assert "runs/7/" in refused("report", "--seed", "7", root=inside)
+    assert files(evaluated) == before
 
 
 # --- review
@@ -119,8 +104,10 @@ def test_theory_and_a_sweep_over_pi_write_their_numbers_and_figures(here: Path) 
         assert [float(row["pi"]) for row in csv.DictReader(file)] == [0.1, 0.5]
 
 
-@pytest.mark.slow
-def test_the_toy_example_prints_its_table_and_draws_its_figure(tmp_path: Path) -> None:
+def test_the_toy_example_prints_its_table_and_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fewer points; tests/pipeline/test_toy.py has the paper's number of them."""
+    few = toy.ToySizes(training=400, calibration=200, wild=300, outliers=100)
+    monkeypatch.setattr(toy, "ToySizes", lambda: few)
     result = salcli("toy", str(tmp_path), "--seeds", "1", "--first-seed", "2")
     assert result.exit_code == 0, result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["toy.png", "toy.svg"]

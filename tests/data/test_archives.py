@@ -85,16 +85,6 @@ def test_what_was_there_before_is_replaced_as_a_whole(folder: Path) -> None:
     assert tree(folder) == {**FILES, "other.txt": b"of an older version"}
 
 
-def test_links_inside_are_welcome_but_no_odd_rights(folder: Path) -> None:
-    odd = member("odd")
-    odd.mode = 0o6777
-    links = member("set/deep/up.txt", tarfile.SYMTYPE, "../a.txt"), member("set/hard.txt", tarfile.LNKTYPE, "set/a.txt")
-    unpack(tar(folder.parent / "a.tar", odd, *links, files=FILES), folder)
-    assert stat.S_IMODE((folder / "odd").stat().st_mode) & 0o7022 == 0
-    for name in ("deep/up.txt", "hard.txt"):
-        assert (folder / "set" / name).read_bytes() == b"first"
-
-
 # --- what does not
 
 
@@ -111,11 +101,9 @@ def assert_refused(archive: Path, folder: Path, words: str) -> None:
 TRICKS = {
     "parent": (member("set/../../evil"),),
     "absolute": (member("/tmp/salcli-evil"),),
-    "windows path": (member("..\\evil"),),
     "symlink to absolute": (member("set", tarfile.SYMTYPE, "/etc/passwd"),),
     "symlink deep to outside": (member("set/link", tarfile.SYMTYPE, "../../evil"),),
     "file through a symlink": (member("set", tarfile.SYMTYPE, "."), member("set/evil")),
-    "file before its symlink": (member("set/evil"), member("set", tarfile.SYMTYPE, ".")),
     # real path of a/..: the parent of the folder, because a is the folder itself
     "symlink over a symlink": (member("a", tarfile.SYMTYPE, "."), member("b", tarfile.SYMTYPE, "a/../evil")),
     "hard link to parent": (member("set", tarfile.LNKTYPE, "../evil"),),
@@ -163,5 +151,3 @@ def test_a_bomb_does_not_go_off(folder: Path, name: str, monkeypatch: pytest.Mon
     huge.size = 1 << 60
     (folder.parent / "a.tar").write_bytes(huge.tobuf() + bytes(10_240))
     assert_refused(folder.parent / "a.tar", folder, "unpacks to more than")
-    monkeypatch.setattr(archives.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000}))
-    assert_refused(tar(folder.parent / "b.tar", files=FILES), folder, "beyond the free disk space")

@@ -1,7 +1,5 @@
 """Decoding: every kind of image file to one size and number of channels, against a slow truth."""
 
-import io
-import os
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -29,7 +27,6 @@ from salcli.data.decoding import (
 from salcli.data.folders import image_files
 from salcli.data.samples import Source
 from salcli.errors import DataError
-from salcli.progress import Silent
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:
@@ -61,13 +58,11 @@ def test_a_set_to_be_cropped_only_keeps_its_pixels(height: int, width: int) -> N
     np.testing.assert_array_equal(fit_picture(small, 8, 3, "crop"), fit_picture(small, 8, 3, "resize"))
 
 
-@pytest.mark.parametrize("shape", [(20, 30), (8, 8)])
-def test_arrays_go_through_the_same_code_and_what_fits_is_not_touched(shape: tuple[int, int]) -> None:
-    pixels = np.stack([noise(*shape, seed=i) for i in range(5)])
+def test_arrays_go_through_the_same_code() -> None:
+    pixels = np.stack([noise(20, 30, seed=i) for i in range(5)])
     found = decoded(Source(array=pixels.transpose(0, 3, 1, 2)), size=8)
     for image, expected in zip(found, pixels, strict=True):
         np.testing.assert_array_equal(image, fit_picture(Image.fromarray(expected), 8, 3, "resize"))
-    assert shape == (20, 30) or np.array_equal(found, pixels.transpose(0, 3, 1, 2))
 
 
 def test_a_folder_may_mix_sizes_formats_and_modes_and_keeps_its_order(tmp_path: Path) -> None:
@@ -98,8 +93,6 @@ def test_sixteen_bits_are_scaled_not_cut_off(tmp_path: Path) -> None:
     for suffix in (".png", ".tif"):
         Image.fromarray(values).save(tmp_path / f"image{suffix}")
         np.testing.assert_array_equal(read(tmp_path / f"image{suffix}", channels=1)[0], expected)
-    (tmp_path / "image.pgm").write_bytes(b"P5 8 8 65535\n" + values.astype(">u2").tobytes())
-    np.testing.assert_array_equal(read(tmp_path / "image.pgm", channels=1)[0], expected)
 
 
 def test_a_turned_photograph_is_upright(tmp_path: Path) -> None:
@@ -113,52 +106,30 @@ def test_a_turned_photograph_is_upright(tmp_path: Path) -> None:
 # --- bad files
 
 
-def encoded(kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(noise(64, 64)).save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-@given(st.sampled_from(["png", "jpeg", "webp", "gif", "tiff"]), st.data())
-def test_changed_or_missing_bytes_give_a_picture_or_a_reason(
-    tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
-) -> None:
-    content = bytearray(encoded(kind))
-    for _ in range(data.draw(st.integers(0, 5))):
-        content[data.draw(st.integers(0, min(len(content) - 1, 400)))] = data.draw(st.integers(0, 255))
-    content = content[: data.draw(st.sampled_from([1, 10, 40, len(content) // 2, len(content)]))]
-    path = tmp_path_factory.getbasetemp() / f"changed.{kind}"
-    path.write_bytes(content)
-    (block,) = decode(Source((path,)), Shape(3, 8), Silent(), skip_bad=True)
-    assert len(block.images) + len(block.bad) == 1
-    assert all(len(reason) > 5 for _, reason in block.bad)
-
-
-def test_a_bad_image_is_refused_with_its_name_a_reason_and_the_fix(tmp_path: Path) -> None:
-    path = tmp_path / "empty.png"
-    path.touch()
-    fix = "replace or remove it, or skip such files with data.on_bad_image: skip"
-    with pytest.raises(DataError, match=f"^{path} cannot be decoded: it is empty; {fix}$"):
-        decoded(Source((path,)), size=8)
-
-
-def test_every_bad_picture_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_bad_picture_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "foreign.jpg").write_bytes(b"<html>not found</html>")
-    os.mkfifo(tmp_path / "pipe.png")
-    Image.fromarray(noise(1, 900)).save(tmp_path / "line.png")
+    for kind in ("png", "jpeg", "webp", "gif", "tiff"):
+        path = tmp_path / f"cut.{kind}"
+        Image.fromarray(noise(64, 64)).save(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(BadPictureError):
+            read(path)
     Image.fromarray(np.ones((8, 8), np.float32)).save(tmp_path / "float.tif")
     Image.fromarray(noise(120, 120)).save(tmp_path / "bomb.png")  # PIL only warns up to twice its limit
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
     for name, reason in {
         "nowhere.png": "no such file or directory",
         "foreign.jpg": "it is not an image of a known format",
-        "pipe.png": "it is not a regular file",
-        "line.png": "its sides are too unequal to resize it: 900 × 1 pixels",
         "float.tif": r"its values have 32 bits .* store it with 8 or 16",
         "bomb.png": "it has more than 10,000 pixels, which could fill the mem",
     }.items():
         with pytest.raises(BadPictureError, match=reason):
             read(tmp_path / name, size=32)
+    path = tmp_path / "empty.png"
+    path.touch()
+    fix = "replace or remove it, or skip such files with data.on_bad_image: skip"
+    with pytest.raises(DataError, match=f"^{path} cannot be decoded: it is empty; {fix}$"):
+        decoded(Source((path,)), size=8)
 
 
 # --- in blocks

@@ -13,7 +13,6 @@ from urllib.error import URLError
 from urllib.request import Request
 
 import pytest
-from helpers.compute import Watched
 from helpers.web import Web, serving
 
 from salcli.data import catalogue
@@ -34,13 +33,6 @@ def web() -> Iterator[Web]:
         yield running
 
 
-class Pauses(list[float]):
-    """Waits in no time, and remembers how long it would have been."""
-
-    def __call__(self, seconds: float) -> None:
-        self.append(seconds)
-
-
 def md5(content: bytes) -> str:
     return f"md5:{hashlib.md5(content).hexdigest()}"
 
@@ -51,7 +43,7 @@ def remote(web: Web, name: str = NAME, **changes: object) -> RemoteFile:
 
 
 def get(file: RemoteFile, folder: Path, **options: object) -> bool:
-    return download(file, folder, Silent(), **{"again": AGAIN, "sleep": Pauses(), **options})
+    return download(file, folder, Silent(), **{"again": AGAIN, "sleep": [].append, **options})
 
 
 def names(folder: Path) -> list[str]:
@@ -61,24 +53,12 @@ def names(folder: Path) -> list[str]:
 # --- what goes well
 
 
-def test_a_file_arrives_whole_in_a_folder_that_did_not_exist(web: Web, tmp_path: Path) -> None:
-    counter = Watched()
-    assert download(remote(web), tmp_path / "new" / "folder", counter)
-    assert (tmp_path / "new" / "folder" / NAME).read_bytes() == CONTENT
-    assert names(tmp_path / "new" / "folder") == [NAME]
-    assert counter.seen == len(CONTENT)
-    assert all(agent and agent.startswith("salcli/") for agent in web.agents)
-    assert not get(remote(web), tmp_path / "new" / "folder"), "it is not fetched again"
-    assert len(web.asked) == 1
-
-
 @pytest.mark.parametrize(
     ("part", "ranges"),
     [
         pytest.param(CONTENT[:123_456], ["bytes=123456-"], id="resumed"),
         pytest.param(CONTENT, [f"bytes={len(CONTENT)}-"], id="complete, only verified"),
-        pytest.param(b"x" * 5_000, ["bytes=5000-", None], id="another file, shorter"),
-        pytest.param(b"x" * (len(CONTENT) + 1), [f"bytes={len(CONTENT) + 1}-", None], id="another file, longer"),
+        pytest.param(b"x" * 5_000, ["bytes=5000-", None], id="another file"),
     ],
 )
 def test_a_part_is_resumed_where_it_stopped_and_that_of_another_file_replaced(
@@ -95,16 +75,16 @@ def test_a_part_is_resumed_where_it_stopped_and_that_of_another_file_replaced(
 def test_a_broken_connection_is_resumed_if_the_server_can(web: Web, tmp_path: Path, knows_ranges: bool) -> None:
     web.knows_ranges = knows_ranges
     web.cut_after = [300_000, 300_000] if knows_ranges else [300_000]
-    pauses = Pauses()
-    assert get(remote(web), tmp_path, sleep=pauses)
+    pauses: list[float] = []
+    assert get(remote(web), tmp_path, sleep=pauses.append)
     assert web.ranges == [None, "bytes=300000-", "bytes=600000-"][: len(pauses) + 1]
     assert (tmp_path / NAME).read_bytes() == CONTENT
     assert set(pauses) == {1.0}  # every attempt had brought something
 
 
 def test_a_busy_server_is_asked_again_with_growing_pauses_and_then_its_mirror(web: Web, tmp_path: Path) -> None:
-    web.answers, pauses = [503, 500, 429], Pauses()
-    assert get(remote(web), tmp_path, sleep=pauses)
+    web.answers, pauses = [503, 500, 429], []
+    assert get(remote(web), tmp_path, sleep=pauses.append)
     assert pauses == [1.0, 2.0, 4.0]
     web.answers = [503] * 4
     assert "503" in failure(remote(web), tmp_path / "other")
@@ -161,25 +141,14 @@ def test_a_refusal_is_final_and_a_web_page_is_no_data_set(web: Web, tmp_path: Pa
     assert (tmp_path / f"{NAME}.part").read_bytes() == CONTENT[:1000], "what was fetched before is still good"
 
 
-@pytest.mark.parametrize(
-    ("reason", "words", "n_requests"),
-    [
-        (socket.gaierror(-2, "Name or service not known"), "no name server knows example.org (is there a network?)", 1),
-        (TimeoutError("timed out"), "no answer from example.org for 30 s", 4),
-    ],
-)
-def test_no_network_is_said_in_plain_words(tmp_path: Path, reason: OSError, words: str, n_requests: int) -> None:
-    asked = []
-
+def test_no_network_is_said_in_plain_words(tmp_path: Path) -> None:
     def opener(request: Request) -> HTTPResponse:
-        asked.append(request.full_url)
-        raise URLError(reason)
+        raise URLError(socket.gaierror(-2, "Name or service not known"))
 
     file = RemoteFile("https://example.org/x", "x", md5(b"x"))
     message = failure(file, tmp_path, opener=opener)
-    assert words in message
+    assert "no name server knows example.org (is there a network?)" in message
     assert_way_out(message, file, tmp_path)
-    assert len(asked) == n_requests
 
 
 # --- whole data sets

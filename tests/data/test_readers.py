@@ -84,34 +84,19 @@ def test_cifar_batches_written_by_python_2_are_read(cifar10: Path) -> None:
     assert (np.asarray(source.array)[0].tobytes(), np.asarray(source.labels)[0]) == (pixels, 5)
 
 
-def test_code_in_a_cifar_batch_is_refused_and_not_run(cifar10: Path, tmp_path: Path) -> None:
+def test_code_and_objects_in_a_cifar_batch_are_refused_and_not_run(cifar10: Path, tmp_path: Path) -> None:
     path, trace = cifar10 / "data_batch_3", tmp_path / "trace"
     for content in (Malicious(trace), {"data": Malicious(trace)}, {"labels": [np.random.default_rng]}):
         dump(path, content)
         message = refusal("cifar10", tmp_path)
         assert message.startswith(f"{path} is damaged or not a file of CIFAR (it asks for ")
         assert "which is not data" in message
+    dump(path, {"data": np.zeros((1, 3072), np.uint8), "labels": [10]})
+    assert "is damaged or not a file of CIFAR (a label is not from 0 to 9); remove it" in refusal("cifar10", tmp_path)
     assert not trace.exists()
     dump(path, Malicious(trace))
     pickle.loads(path.read_bytes())
     assert trace.exists()  # the trap works
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ({"labels": [1]}, "its data are not rows of 3,072 bytes"),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, "it has 2 images, but not as many labels"),
-        ({"data": np.zeros((1, 3072), np.uint8), "labels": [10]}, "a label is not from 0 to 9"),
-        ({"data": np.array([[None] * 3072]), "labels": [1]}, "it holds an array of O8"),
-    ],
-)
-def test_a_wrong_cifar_batch_is_refused(cifar10: Path, content: object, reason: str) -> None:
-    path = cifar10 / "test_batch"
-    dump(path, content)
-    message = refusal("cifar10", cifar10.parent)
-    assert f"test_batch is damaged or not a file of CIFAR ({reason}); remove it" in message
-    assert message.endswith("salcli data fetch cifar10")
 
 
 def test_the_halves_of_cifar100_have_its_classes_and_no_image_in_common(laid_out: Path) -> None:
@@ -136,15 +121,12 @@ def test_svhn_stores_zero_as_ten_and_the_sample_axis_last(tmp_path: Path) -> Non
     source = load_source("svhn", tmp_path)
     np.testing.assert_array_equal(source.array, images.transpose(0, 3, 1, 2))
     np.testing.assert_array_equal(source.labels, [0, 1, 9, 0, 5])
-    for wrong in ({"y": [1]}, {"X": np.zeros((2, 2)), "y": [1]}, {"X": np.zeros((2, 2, 3, 1), np.uint8), "y": [11]}):
-        savemat(tmp_path / "test_32x32.mat", wrong)
-        assert "is damaged or not SVHN" in refusal("svhn", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "file"),
     [
-        ("svhn", "test_32x32.mat"),
+        ("cifar10", "cifar-10-batches-py/test_batch"),
         ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte"),
         ("fashion-mnist", "FashionMNIST/raw/train-images-idx3-ubyte.gz"),
         ("300k-random", "300K_random_images.npy"),
@@ -172,8 +154,7 @@ def test_of_places365_only_the_list_is_used_and_missing_images_are_counted(
     folder.mkdir()
     for name in (*names[:8], "Places365_val_00099999.jpg"):
         (folder / name).touch()
-    message = refusal("places365", tmp_path)
-    assert f"{folder} lacks 9,992 of the 10,000 images of places365 ({names[8]}, …)" in message
+    assert f"{folder} lacks 9,992 of the 10,000 images of places365 ({names[8]}" in refusal("places365", tmp_path)
     monkeypatch.setattr(readers, "places365_names", lambda: names[:8])
     assert load_source("places365", tmp_path).files == tuple(folder / name for name in names[:8])
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from salcli.data.catalogue import DATA_SETS, load_source
+from salcli.data.catalogue import load_source
 from salcli.data.splits import largest_mixture, mix_wild, round_half_up, split_id, split_ood, wild_as_it_is
 from salcli.errors import DataError
 
@@ -81,9 +81,7 @@ def test_ood_sets_are_split_by_their_part_for_tests_or_else_at_random(
 
 def test_a_class_too_small_for_a_part_is_named() -> None:
     labels = np.array([0] * 50 + [1] * 2)
-    with pytest.raises(DataError, match="class 1 has 2 samples, too few to give some to calibration"):
-        split_id(labels, SHARES, seed=0)
-    with pytest.raises(DataError, match="class cats & co has 2 samples, too few"):
+    with pytest.raises(DataError, match="class cats & co has 2 samples, too few to give some to calibration"):
         split_id(labels, SHARES, 0, class_names=("a", "cats & co"))
 
 
@@ -116,13 +114,6 @@ def test_wild_data_as_it_is_keeps_its_order_and_nobody_knows_the_truth() -> None
     assert (wild.source.tolist(), wild.is_ood) == ([104, 102, 107], None)
     with pytest.raises(DataError, match="all wild samples are ID samples, too"):
         wild_as_it_is(np.array([], dtype=np.int64), n_id=100)
-
-
-def test_no_image_stands_in_two_sets(tmp_path: Path) -> None:
-    """Not only indices are disjoint: so are the images of ID and OOD sets."""
-    embedded = [name for name, entry in DATA_SETS.items() if entry.is_embedded]
-    images = [{image.tobytes() for image in np.asarray(load_source(name, tmp_path).array)} for name in embedded]
-    assert all(not first & second for first, second in combinations(images, 2))
 
 
 def digest(*arrays: np.ndarray) -> str:

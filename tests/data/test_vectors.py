@@ -1,8 +1,7 @@
 """Vectors that users bring: every format gives the same samples, and what cannot be used is named."""
 
-import builtins
 import re
-import tempfile
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from salcli.data.folders import read_custom, read_from_custom
 from salcli.data.vectors import Columns
@@ -36,7 +32,7 @@ def save_npz(path: Path) -> Path:
 
 
 def save_npy(path: Path) -> Path:
-    np.save(path / "v.npy", X)
+    np.save(path / "v.npy", np.asfortranarray(X, np.float64))
     np.save(path / "v_labels.npy", Y)
     np.save(path / "v.ids.npy", IDS)
     return path / "v.npy"
@@ -80,14 +76,12 @@ def test_an_array_file_may_hold_kerass_parts_or_images(tmp_path: Path) -> None:
     np.testing.assert_array_equal(source.array, X)
     np.testing.assert_array_equal(source.is_test, [False] * 6 + [True] * 3)
     images = np.random.default_rng(0).integers(0, 256, (N, 4, 4, 3), dtype=np.uint8)
-    np.savez(tmp_path / "i.npz", x=images, y=np.arange(N) % 2)
     np.save(tmp_path / "i.npy", images)
     np.save(tmp_path / "i.labels.npy", np.arange(N) % 2)
-    for name in ("i.npz", "i.npy"):
-        source = read_custom("mine", tmp_path / name, labeled=True)
-        assert not source.is_vectors
-        np.testing.assert_array_equal(source.array, images.transpose(0, 3, 1, 2))
-        np.testing.assert_array_equal(source.labels, np.arange(N) % 2)
+    source = read_custom("mine", tmp_path / "i.npy", labeled=True)
+    assert not source.is_vectors
+    np.testing.assert_array_equal(source.array, images.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(source.labels, np.arange(N) % 2)
     assert read_from_custom("mine", tmp_path / "i.npy") == [tmp_path / "i.npy", tmp_path / "i.labels.npy"]
 
 
@@ -104,23 +98,12 @@ def test_named_columns_win_over_those_found_by_name(tmp_path: Path) -> None:
     assert (part.row_ids, part.shown) == (("4", "0"), {"text": ("", "<b>"), "id": ("row 4", "row 0")})
     wild = read_custom("mine", save(tmp_path), labeled=False, columns=Columns(("n", "topic"), "not there"))
     np.testing.assert_array_equal(wild.array, np.stack([np.arange(N), topic], 1))
-
-
-KINDS = st.sampled_from([np.float16, np.float32, np.float64, np.int8, np.int64, np.uint16])
-
-
-@given(st.data(), KINDS, st.integers(2, 30), st.integers(2, 40))
-def test_numbers_of_any_kind_and_dimension_come_back_as_float32(data: st.DataObject, kind: Any, n: int, d: int) -> None:
-    values = st.floats(-1e4, 1e4, width=16) if np.dtype(kind).kind == "f" else st.integers(0, 100)
-    x = data.draw(arrays(kind, (n, d), elements=values))
-    x[0], x[1] = 0, 1
-    with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder, "v.npz"), some=x)
-        np.save(Path(folder, "v.npy"), np.asfortranarray(x))
-        pq.write_table(pa.table({"v": lists(x)}), Path(folder, "v.parquet"), row_group_size=7)
-        for suffix in ("npz", "npy", "parquet"):
-            found = read_custom("mine", Path(folder, f"v.{suffix}"), labeled=False).array
-            np.testing.assert_array_equal(found, x.astype(np.float32), strict=True)
+    for columns, reason in (
+        (Columns(vector="a", show=("texts",)), "has no column texts (did you mean text?)"),
+        (Columns(vector="text"), "column text must hold lists of numbers, got string"),
+    ):
+        with pytest.raises(DataError, match=re.escape(reason)):
+            read_custom("mine", save(tmp_path), labeled=True, columns=columns)
 
 
 # --- several files
@@ -134,58 +117,33 @@ def test_several_files_are_one_set_with_the_classes_of_all(tmp_path: Path) -> No
     assert source.class_names == ("ant", "bee", "cat", "dog")
     assert [source.class_names[k] for k in np.asarray(source.labels)] == [*Y, *["bee", "cat", "bee"] * 3]
     assert source.row_ids[N - 1 : N + 2] == ("row 8", "b.npz:0", "b.npz:1")
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
+    for other, reason in (
         ({"x": X + 1, "y": Y, "id": IDS}, "9 row ids occur more than once (row 0, row 1, row 2, …)"),
         ({"x": X[:, :2], "y": Y}, "cannot be one set: they hold vectors of 3 and 2 dimensions"),
         ({"x": X}, "only one of them has labels"),
-        ({"images": np.zeros((2, 4, 4), np.uint8)}, "one holds vectors, the other images"),
-    ],
-)
-def test_files_that_are_no_one_set_are_refused(tmp_path: Path, other: dict[str, Any], reason: str) -> None:
-    np.savez(tmp_path / "a.npz", x=X, y=Y, id=IDS)
-    np.savez(tmp_path / "b.npz", **other)
-    with pytest.raises(DataError, match=re.escape(reason)):
-        read_custom("mine", [tmp_path / "a.npz", tmp_path / "b.npz"], labeled=True)
+    ):
+        np.savez(tmp_path / "c.npz", **other)
+        with pytest.raises(DataError, match=re.escape(reason)):
+            read_custom("mine", [tmp_path / "a.parquet", tmp_path / "c.npz"], labeled=True)
 
 
 # --- bad input
 
 
-def changed(rows: list[int], value: float, dtype: Any = np.float32) -> np.ndarray:
-    x = X.astype(dtype)
-    x[rows, 1] = value
-    return x
-
-
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"x": X[:, :1]}, "vectors must have from 2 to 16,384 dimensions, got 1"),
-    ({"x": X[:0]}, "holds no vectors"),
-    ({"x": X[0]}, "vectors must be n × D numbers (float16, float32, float64 or int), got 3 of float32"),
     ({"a": X, "b": X}, "which array holds the vectors, a or b?"),
-    ({"x": changed([2, 5], np.nan)}, "2 of 9 vectors have NaN or infinite values (rows 2, 5); fix or remove them"),
-
-    ({"x": changed([7], 1e300, np.float64)}, "1 of 9 vectors have values too large for float32 (rows 7)"),
+    ({"x": np.insert(X, [2, 4], np.nan, axis=0)}, "2 of 11 vectors have NaN or infinite values (rows 2, 5)"),
     ({"x": np.ones((4, 3))}, "all 4 vectors are equal"),
     ({"x": X, "id": [*IDS[:7], "row 0", "row 1"]}, "2 row ids occur more than once (row 0, row 1); make them unique"),
-    ({"x": X, "id": ["", *IDS[1:]]}, "1 of 9 rows have no id (rows 0, counted from 0)"),
     ({"x": X, "y": Y[:4]}, "there are 9 vectors, but `labels` is 4 of <U3"),
     ({"x": X, "y": [0.0, np.nan, 1.0] * 3, "id": IDS}, "3 of 9 rows have no label (rows row 1, row 4, row 7)"),
-    ({"x": X, "y": [0.5, 1, 2] * 3}, "labels must be of one type, but 3 are fractions (rows 0, 3, 6), 6 are integers"),
-    ({"x": X, "y": [-1, 0, 1] * 3}, "labels must not be negative, got -1"),
-    ({"x": X, "y": [0, 2, 3] * 3, "class_names": ["a", "b"]}, "labels run from 0 to 3, but `class_names` has 2"),
     ({"x": X, "split": ["train", "test", "dev"] * 3}, "the column split must hold train or test, got 'dev'"),
     ({"x": X, "y": np.array([1, "a", None] * 3)}, "cannot be read as .npz (Object arrays cannot be loaded"),
 ]  # fmt: skip
 BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"v": [[1.0, 2], [3.0, 4, 5], [6.0]]}, "but row 1 (counted from 0) has 3, and those before it have 2"),
-    ({"v": [[1.0, 2], [3, None]]}, "1 of 2 vectors have NaN or infinite values (rows 1)"),
-    ({"v": lists(X[:2]), "label": [1, None]}, "1 of 2 rows have no label (rows 1)"),
     ({"v": lists(), "w": lists()}, "which column holds the vectors, v or w? Name it with --vector"),
-    ({"text": IDS}, "has neither a column of lists of numbers nor columns of numbers (text)"),
 ]
 
 
@@ -204,36 +162,12 @@ def test_vectors_that_cannot_be_used_are_refused_with_rows_and_reason(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("columns", "reason"),
-    [
-        (Columns(vector="embeding"), "has no column embeding (did you mean embedding?); it has id, embedding, klass"),
-        (Columns(show=("text",)), "has no column text; it has id, embedding, klass (data.columns.show)"),
-        (Columns(vector="klass"), "column klass must hold lists of numbers, got string"),
-    ],
-)
-def test_a_column_that_is_not_there_is_named_with_the_nearest_one(
-    tmp_path: Path, columns: Columns, reason: str
-) -> None:
-    path = table(id=IDS, embedding=lists(), klass=Y)(tmp_path)
-    with pytest.raises(DataError, match=re.escape(reason)):
-        read_custom("mine", path, labeled=True, columns=columns)
-
-
 def test_parquet_without_pyarrow_or_damaged_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(v=lists())(tmp_path)
-    good, real = path.read_bytes(), builtins.__import__
-    path.write_bytes(good[:-8])
+    path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         read_custom("mine", path, labeled=False)
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("pyarrow"):
-            raise ImportError
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(
-        DataError, match=re.escape("needs pyarrow, which is not installed; pip install 'salcli[parquet]'")
-    ):
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DataError, match=r"needs pyarrow, which is not installed; pip install 'salcli\[parquet\]'"):
         read_custom("mine", path, labeled=False)

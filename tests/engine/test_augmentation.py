@@ -22,7 +22,6 @@ from salcli.engine.augmentation import (
     mirror_and_shift,
     resized_crops,
 )
-from salcli.engine.device import Processes
 from salcli.errors import DataError
 
 
@@ -34,18 +33,6 @@ def some_images(n: int, channels: int = 3, side: int = 8, seed: int = 0) -> torc
     return torch.randint(0, 256, (n, channels, side, side), dtype=torch.uint8, generator=seeded(seed))
 
 
-def slowly_mirrored_and_shifted(image: np.ndarray, mirrored: bool, down: int, right: int) -> np.ndarray:
-    _, height, width = image.shape
-    image = image[:, :, ::-1] if mirrored else image
-    result = np.zeros_like(image)
-    for y in range(height):
-        for x in range(width):
-            from_y, from_x = y + down - SHIFT, x + right - SHIFT
-            if 0 <= from_y < height and 0 <= from_x < width:
-                result[:, y, x] = image[:, from_y, from_x]
-    return result
-
-
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_a_batch_is_mirrored_and_shifted_as_each_image_would_be(device: torch.device) -> None:
     images = numpy_images(60, (3, 7, 9))
@@ -55,7 +42,8 @@ def test_a_batch_is_mirrored_and_shifted_as_each_image_would_be(device: torch.de
         torch.from_numpy(images).to(device), torch.from_numpy(mirrored).to(device), torch.from_numpy(shift).to(device)
     )
     for image, flip, (down, right), changed in zip(images, mirrored, shift, batch.cpu().numpy(), strict=True):
-        np.testing.assert_array_equal(changed, slowly_mirrored_and_shifted(image, bool(flip), down, right))
+        padded = np.pad(image[:, :, ::-1] if flip else image, ((0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT)))
+        np.testing.assert_array_equal(changed, padded[:, down : down + 7, right : right + 9])
 
 
 def test_augmentation_draws_every_shift_and_both_sides_evenly() -> None:
@@ -69,16 +57,6 @@ def test_augmentation_draws_every_shift_and_both_sides_evenly() -> None:
     # columns 0 to 8 as it was, 2 to 10 mirrored
     expected = torch.tensor([1, 1, 2, 2, 2, 2, 2, 2, 2, 1, 1]) / 18
     assert (torch.bincount(columns, minlength=11) / 20_000 - expected).abs().max() < 0.01
-
-
-def test_of_several_processes_each_changes_its_part_as_one_would() -> None:
-    images = some_images(10)
-    whole = Augmentation("flip-crop", torch.Generator().manual_seed(3))(images)
-    parts = [
-        Augmentation("flip-crop", torch.Generator().manual_seed(3))(images[part], 10, part)
-        for part in (Processes(rank, 3).part(10) for rank in range(3))
-    ]
-    assert torch.equal(torch.cat(parts), whole)
 
 
 def test_no_augmentation_draws_nothing_and_vectors_cannot_be_mirrored() -> None:
@@ -135,22 +113,11 @@ def test_colours_change_as_torchvision_changes_them(name: str, channels: int) ->
     torch.testing.assert_close(grays(images), slow.rgb_to_grayscale(images), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
-def test_views_are_images_and_the_same_seed_gives_the_same(channels: int) -> None:
-    images = some_images(1, channels).repeat(50, 1, 1, 1)
-    before = images.clone()
-    one, other, third = (Distortions(0.2, seeded(seed))(images) for seed in (3, 3, 4))
-    assert torch.equal(one, other)
-    assert not torch.equal(one, third)
-    assert len(one.flatten(1).unique(dim=0)) > 40, "each image has its own view"
-    assert (one.shape, one.dtype) == (images.shape, torch.float32)
-    assert 0 <= one.min() <= one.max() <= 255.001
-    assert torch.equal(images, before)
-
-
 def test_shares_of_gray_and_of_jittered_images() -> None:
     images = some_images(2000, side=2)
-    views = Distortions(1.0, seeded()).recoloured(images)
+    before, views = images.clone(), Distortions(1.0, seeded()).recoloured(images)
+    assert torch.equal(images, before)
+    assert 0 <= views.min() <= views.max() <= 255.001
     is_gray = (views - views.mean(dim=1, keepdim=True)).abs().amax(dim=(1, 2, 3)) < 1e-3
     assert float(is_gray.double().mean()) == pytest.approx(0.2, abs=0.03)
     stays = (views - images.float()).abs().amax(dim=(1, 2, 3)) < 1e-3

@@ -45,8 +45,8 @@ def test_the_two_sides_of_an_ood_head_count_the_same() -> None:
 
 
 def test_noise_gets_a_larger_penalty_than_signal() -> None:
-    x = vectors(200, 20)
-    index, noise = np.arange(200), torch.from_numpy(np.random.default_rng(3).integers(2, size=200))
+    x = vectors(100, 8)
+    index, noise = np.arange(100), torch.from_numpy(np.random.default_rng(3).integers(2, size=100))
     signal = torch.from_numpy((x[:, 0] > 0).astype(np.int64))
     used = [fitted(Examples.of_classes(Rows((x,), index), labels), 2, "auto")[1] for labels in (noise, signal)]
     assert used[0] > used[1]

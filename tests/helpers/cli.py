@@ -1,11 +1,13 @@
-"""Running commands: in this process, as a new process, and as one that must be refused."""
+"""Running commands: in this process, as a new process, and as one that must be refused; and what people see."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from click.testing import Result
+from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from salcli.cli.app import app
@@ -26,8 +28,8 @@ def process(*command: str, cwd: Path | None = None, **environment: str) -> subpr
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Every file with its content, except for the state of unfinished trainings."""
-    paths = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pt"]
+    """Every file with its content, except for locks and the state of unfinished trainings."""
+    paths = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix not in {".pt", ".lock"}]
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
@@ -40,3 +42,13 @@ def refused(*arguments: str, root: Path, stdin: bytes = b"") -> str:
     assert result.stderr.count("error:") == 1
     assert files(root) == before
     return str(result.stderr)
+
+
+def shown(renderable: RenderableType, width: int = 100) -> str:
+    """As in a terminal, after a check that it fits."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    return text

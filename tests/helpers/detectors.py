@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from salcli import Detector
 from salcli.data.vectors import ANY, Columns
@@ -53,10 +52,6 @@ def id_images(built: Path, part: str) -> np.ndarray:
     workspace = Workspace(built)
     samples = read_samples(workspace.find(prepared_set("digits-0-7")))
     return np.asarray(samples.array[getattr(read_id_split(workspace.find(EXPERIMENT.split)), part)])
-
-
-def stored_scores(detector: Path) -> np.ndarray:
-    return load_file(detector)["calibration_scores"].numpy()
 
 
 def write_pngs(folder: Path, images: np.ndarray) -> list[Path]:

@@ -7,43 +7,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.compute import CPU, Numerics, rows_of, some_images
+from helpers.compute import CPU
 from helpers.quick import EXPERIMENT
 from torch import Tensor, nn
 
-from salcli.engine.batches import Batches, LabeledRows
-from salcli.engine.device import Compute, Processes, joined, synchronised
+from salcli.engine.device import Processes, joined, synchronised
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import evaluate, extract, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
 from salcli.store.layout import Workspace
 
-TRAINED = ("sal", "energy-oe", "woods")
-AGNOSTIC = {"filter.svd": "class-agnostic"}
+TRAINED = ("sal", "woods")
+EVALUATED = {"evaluate.methods": ["sal", "knn", "odin", "sal-posthoc"]}
+FILTERS = {"agnostic": {"filter.svd": "class-agnostic"}, "auto": {"filter.score": "auto"}}
 SHORT = {"train_id.epochs": 2, "train_ood.epochs": 2, "rivals": list(TRAINED[1:])}
 
 
 def main(root: Path) -> None:
     with joined() as together:
-        seen = {"rank": together.rank, "size": together.size, **engine(together), **stages(root, together)}
-        parts = together.collect(seen)
+        parts = together.collect({**engine(together), **stages(root, together)})
         if together.is_main:
             (root / "seen.json").write_text(json.dumps(parts))
 
 
 def engine(together: Processes) -> dict[str, Any]:
     return {
-        "labels": labels_of_one_epoch(together),
         "images": batch_norm(together, image_network(), torch.randn(10, 2, 6, 6)),
         "vectors": batch_norm(together, vector_network(), torch.randn(10, 5)),
     }
-
-
-def labels_of_one_epoch(together: Processes) -> list[int]:
-    training = LabeledRows(rows_of(some_images(100)), torch.arange(100), 100)
-    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
-    batches = Batches(training, Compute(CPU, Numerics(), together))
-    return [label for _, labels in batches(order.split(13)) for label in labels.tolist()]
 
 
 def image_network() -> nn.Sequential:
@@ -75,10 +66,10 @@ def stages(root: Path, together: Processes) -> dict[str, Any]:
     extract.run_id(workspace, params, EXPERIMENT)
     extract.run_wild(workspace, params, EXPERIMENT)
     together.wait()
-    seen["agnostic"] = wild_scores(workspace, load_params(root / "params.yaml", AGNOSTIC)[0])
+    for name, changes in FILTERS.items():
+        seen[name] = wild_scores(workspace, load_params(root / "params.yaml", changes)[0])
     filter_stage.run(workspace, params, EXPERIMENT)
-    evaluate.run(workspace, load_params(root / "params.yaml")[0], EXPERIMENT)
-    seen["metrics"] = json.loads(workspace.find(EXPERIMENT.evaluation("metrics.json")).path.read_text())
+    evaluate.run(workspace, load_params(root / "params.yaml", EVALUATED)[0], EXPERIMENT)
     seen |= {method: loss_and_accuracy(workspace, params, method) for method in TRAINED}
     together.wait()
     seen["train_id"] = loss_and_accuracy(workspace, params, "train_id")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from salcli.methods.base import Head, Known, PostHoc
 from salcli.sal.gradients import Representation
@@ -64,32 +64,3 @@ def score_of() -> Callable[..., Tensor]:
         return method.scores(_represented(head, features))
 
     return score
-
-
-@pytest.fixture(scope="session")
-def batch() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """ID logits, labels, wild logits."""
-
-    def make(seed: int = 0, n: int = 5, m: int = 3, k: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        id_logits, wild_logits = (3 * torch.randn(size, k, generator=generator) for size in (n, m))
-        return id_logits, torch.randint(0, k, (n,), generator=generator), wild_logits
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def line() -> Callable[[float, float], nn.Linear]:
-    def make(weight: float, bias: float) -> nn.Linear:
-        layer = nn.Linear(1, 1)
-        nn.init.constant_(layer.weight, weight)
-        nn.init.constant_(layer.bias, bias)
-        return layer
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def constraints() -> dict[str, float]:
-    """The numbers of WOODS."""
-    return {"false_alarms": 0.05, "loss_factor": 2.0, "multiplier_lr": 0.7, "penalty_growth": 1.5, "tolerance": 0.05}

@@ -30,3 +30,15 @@ def test_odin_is_msp_after_a_step_that_makes_the_prediction_more_certain(tempera
     with torch.inference_mode():  # as a pass over samples computes them
         found = odin.score(odin.outputs(network)(images))
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_nearly_constant_dimension_of_vectors_does_not_saturate_the_scores() -> None:
+    """Divided by its std, ε would be a step of a million standard deviations."""
+    torch.manual_seed(0)
+    network = Classifier(NetworkSpec("linear", 2, (0.0,) * 4, (1.0, 0.05, 1e-9, 1e-20))).eval()
+    vectors = torch.randn(20, 4) * torch.tensor(network.spec.std)
+    odin = Odin(Odin.Params(temperature=1000, epsilon=0.0014))
+    with torch.inference_mode():
+        found, plain = odin.score(odin.outputs(network)(vectors)), network(vectors).softmax(1).amax(1)
+    assert len(found.unique()) == 20
+    assert torch.equal(found.argsort(), plain.argsort()), "of two classes and a linear network, the step is the same"

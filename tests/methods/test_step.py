@@ -42,15 +42,7 @@ def skewed(random_matrix: Make) -> Make:
 
 
 @settings(max_examples=25)
-@given(seed=SEEDS, d=st.integers(1, 6))
-def test_whitened_labeled_data_have_the_identity_as_covariance(skewed: Make, seed: int, d: int) -> None:
-    points = skewed(seed, 50, d)
-    white = points @ whitening(points, ridge=0.0).T
-    torch.testing.assert_close(white.T.cov().reshape(d, d), torch.eye(d, dtype=torch.float64), atol=1e-6, rtol=0)
-
-
-@settings(max_examples=25)
-@given(seed=SEEDS, ridge=st.floats(0.01, 10))
+@given(seed=SEEDS, ridge=st.just(0.0) | st.floats(0.01, 10))
 def test_distances_of_whitened_points_are_mahalanobis_distances(
     random_matrix: Make, skewed: Make, seed: int, ridge: float
 ) -> None:
@@ -101,21 +93,6 @@ def structure(**numbers: Any) -> StructureParams:
     return StructureParams(**{"neighbours": 6, "ridge": 1.0, "lr": 0.02, "weight_decay": 0.0, "margin": 3.0, **numbers})
 
 
-def test_the_projection_draws_apart_what_neighbours_do_not_join(random_matrix: Make) -> None:
-    labels, points = torch.arange(60) % 2, 0.02 * random_matrix(0, 60, 5).float()
-    points[:, 0] += labels  # two clusters
-    torch.manual_seed(0)
-    start, projection = (nn.Linear(5, 4, bias=False) for _ in range(2))
-    schedule, graph = structure(steps=300, batch_size=32), NeighbourGraph.of(points, 5)
-    losses = [float(loss) for loss in projection_steps(projection, points, graph, schedule, torch.Generator())]
-    gap_of = [
-        float((layer(points)[labels == 0].mean(0) - layer(points)[labels == 1].mean(0)).norm().detach())
-        for layer in (start, projection)
-    ]
-    assert losses[-1] < losses[0] / 2
-    assert gap_of[1] > 3 * gap_of[0]
-
-
 def test_the_limit_of_a_neighbour_is_its_squared_distance_squared() -> None:
     """As the released code has it: with neighbours 2 apart, projected ones may be 4 apart before they cost anything."""
     points = torch.tensor([[0.0], [2.0]])
@@ -136,20 +113,15 @@ def test_the_limit_of_a_neighbour_is_its_squared_distance_squared() -> None:
 @settings(max_examples=25)
 @given(seed=SEEDS)
 def test_scores_are_minus_distances_to_the_class_means(random_matrix: Make, seed: int) -> None:
+    """A class without samples is nobody's nearest."""
     known, points = random_matrix(seed, 12, 3), random_matrix(seed + 1, 5, 3)
     labels = torch.arange(12) % 4
     rows = known.tolist()
     means = [[sum(rows[i][j] for i in range(c, 12, 4)) / 3 for j in range(3)] for c in range(4)]
     expected = [[-math.sqrt(squared_distance(point, mean)) for mean in means] for point in points.tolist()]
-    found = centre_scores(points, class_centres(known, labels, 4))
+    expected = [[*row, -math.inf] for row in expected]
+    found = centre_scores(points, class_centres(known, labels, 5))
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_a_class_without_samples_is_nobodys_nearest() -> None:
-    centres = class_centres(torch.zeros(2, 3), torch.tensor([0, 2]), 3)
-    scores = centre_scores(torch.ones(1, 3), centres)
-    assert scores[0, 1] == -torch.inf
-    assert scores[0, 0] == scores[0, 2] == pytest.approx(-math.sqrt(3))
 
 
 # --- the network

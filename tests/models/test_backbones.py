@@ -1,5 +1,7 @@
 """Backbones have the published shapes and names, compute what they should, and refuse what they cannot be."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from helpers.networks import shaken, spec
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from salcli.errors import ModelError, UnknownNameError
-from salcli.models.backbones import FIXED, BasicBlock, WideBlock, build_backbone, check_backbone_name
+from salcli.models.backbones import BasicBlock, WideBlock, build_backbone, check_backbone_name
 from salcli.models.network import Classifier
 
 
@@ -25,11 +27,9 @@ def without_memory(name: str) -> Classifier:
     [
         ("wrn-40-2", 2_243_546, 128),
         ("wrn-28-10", 36_479_194, 640),
-        ("wrn-16-4", 2_748_890, 256),
         ("resnet18", 11_173_962, 512),
         ("resnet34", 21_282_122, 512),
         ("torchvision:resnet50", 23_528_522, 2048),
-        ("torchvision:vit_b_16", 85_806_346, 768),
     ],
 )
 def test_networks_for_ten_classes_have_the_published_size(name: str, n_parameters: int, n_features: int) -> None:
@@ -40,14 +40,11 @@ def test_networks_for_ten_classes_have_the_published_size(name: str, n_parameter
 
 NAMES: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "wrn-40-2": ((1 + 36 + 3) + 5 * (36 + 1), {  # stem, 18 blocks of two, shortcuts; norms before each, and at the end
-        "conv1.weight": (16, 3, 3, 3), "block1.layer.0.bn1.running_mean": (16,),
-        "block1.layer.0.convShortcut.weight": (32, 16, 1, 1), "block2.layer.0.conv1.weight": (64, 32, 3, 3),
-        "block3.layer.0.bn2.weight": (128,), "block3.layer.5.conv1.weight": (128, 128, 3, 3), "bn1.bias": (128,),
+        "conv1.weight": (16, 3, 3, 3), "block1.layer.0.convShortcut.weight": (32, 16, 1, 1),
+        "block3.layer.5.conv1.weight": (128, 128, 3, 3), "bn1.bias": (128,),
     }),
     "resnet18": (6 * (1 + 16 + 3), {  # stem, 8 blocks of two, shortcuts; a norm after each
-        "conv1.weight": (64, 3, 3, 3), "bn1.running_var": (64,), "layer1.1.conv2.weight": (64, 64, 3, 3),
-        "layer2.0.shortcut.0.weight": (128, 64, 1, 1), "layer2.0.shortcut.1.running_mean": (128,),
-        "layer4.1.bn2.weight": (512,),
+        "conv1.weight": (64, 3, 3, 3), "layer2.0.shortcut.1.running_mean": (128,), "layer4.1.bn2.weight": (512,),
     }),
 }  # fmt: skip
 
@@ -59,27 +56,16 @@ def test_layers_are_named_and_shaped_as_in_published_state_dicts(name: str) -> N
     assert len(weights) == n_tensors
 
 
-# --- blocks, computed again by hand
+# --- blocks, written out
 
 
-def by_hand_norm(maps: Tensor, norm: nn.Module) -> Tensor:
-    weights = norm.state_dict()
-    scale = weights["weight"] / (weights["running_var"] + 1e-5) ** 0.5
-    return (maps - weights["running_mean"][:, None, None]) * scale[:, None, None] + weights["bias"][:, None, None]
+def norm(maps: Tensor, layer: nn.Module) -> Tensor:
+    own = layer.state_dict()
+    return functional.batch_norm(maps, own["running_mean"], own["running_var"], own["weight"], own["bias"])
 
 
-def by_hand_convolution(maps: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """One output pixel after the other."""
-    size, margin = weight.shape[-1], weight.shape[-1] // 2
-    padded = functional.pad(maps, [margin] * 4)
-    pixels = range(0, maps.shape[-1], stride)
-    rows = [
-        torch.stack(
-            [torch.einsum("nchw,ochw->no", padded[:, :, y : y + size, x : x + size], weight) for x in pixels], 2
-        )
-        for y in pixels
-    ]
-    return torch.stack(rows, 2)
+def convolution(maps: Tensor, weight: Tensor, stride: int) -> Tensor:
+    return functional.conv2d(maps, weight, stride=stride, padding=weight.shape[-1] // 2)
 
 
 @pytest.mark.parametrize(("n_in", "n_out", "stride"), [(3, 3, 1), (3, 5, 1), (3, 5, 2), (4, 4, 2)])
@@ -88,47 +74,22 @@ def test_blocks_are_what_their_papers_draw(n_in: int, n_out: int, stride: int) -
     maps, is_same = torch.randn(2, n_in, 6, 6), n_in == n_out and stride == 1
     block = shaken(WideBlock(n_in, n_out, stride, drop_rate=0.5)).eval()
     weights = block.state_dict()
-    first = by_hand_norm(maps, block.bn1).clamp(min=0)
-    second = by_hand_norm(by_hand_convolution(first, weights["conv1.weight"], stride), block.bn2).clamp(min=0)
-    around = maps if is_same else by_hand_convolution(first, weights["convShortcut.weight"], stride)
-    torch.testing.assert_close(block(maps), by_hand_convolution(second, weights["conv2.weight"], 1) + around)
+    first = norm(maps, block.bn1).clamp(min=0)
+    second = norm(convolution(first, weights["conv1.weight"], stride), block.bn2).clamp(min=0)
+    around = maps if is_same else convolution(first, weights["convShortcut.weight"], stride)
+    torch.testing.assert_close(block(maps), convolution(second, weights["conv2.weight"], 1) + around)
 
     block = shaken(BasicBlock(n_in, n_out, stride)).eval()
     weights = block.state_dict()
-    first = by_hand_norm(by_hand_convolution(maps, weights["conv1.weight"], stride), block.bn1).clamp(min=0)
-    second = by_hand_norm(by_hand_convolution(first, weights["conv2.weight"], 1), block.bn2)
+    first = norm(convolution(maps, weights["conv1.weight"], stride), block.bn1).clamp(min=0)
+    second = norm(convolution(first, weights["conv2.weight"], 1), block.bn2)
     around = maps
     if not is_same:
-        around = by_hand_norm(by_hand_convolution(maps, weights["shortcut.0.weight"], stride), block.shortcut[1])
+        around = norm(convolution(maps, weights["shortcut.0.weight"], stride), block.shortcut[1])
     torch.testing.assert_close(block(maps), (second + around).clamp(min=0))
 
 
-def test_vectors_go_through_two_layers_or_none() -> None:
-    vectors = torch.randn(7, 2)
-    backbone = build_backbone("mlp", 2)
-    first, second = (layer for layer in backbone.modules() if isinstance(layer, nn.Linear))
-    hidden = (vectors @ first.weight.T + first.bias).clamp(min=0)
-    torch.testing.assert_close(backbone(vectors), (hidden @ second.weight.T + second.bias).clamp(min=0))
-    assert (backbone.n_features, build_backbone("mlp", 384).n_features) == (32, 256)
-    assert torch.equal(build_backbone("linear", 2)(vectors), vectors)
-
-
 # --- torchvision
-
-
-def test_a_torchvision_model_without_its_head_gives_what_its_head_sees() -> None:
-    from torchvision.models import resnet18
-
-    torch.manual_seed(0)
-    backbone = build_backbone("torchvision:resnet18", 3).eval()
-    torch.manual_seed(0)
-    model, gray = resnet18(weights=None).eval(), build_backbone("torchvision:resnet18", 1).eval()
-    seen: list[Tensor] = []
-    model.fc.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    images = torch.rand(2, 3, 40, 40)
-    model(images)
-    assert torch.equal(backbone(images), seen[0])
-    assert torch.equal(gray(images[:, :1]), gray(images[:, :1].repeat(1, 3, 1, 1))), "three equal channels"
 
 
 FAMILIES = {
@@ -152,55 +113,28 @@ def test_every_family_of_torchvision_gives_up_its_head(name: str) -> None:
     ("name", "channels", "message"),
     [
         ("squeezenet1_1", 3, r"squeezenet1_1 does not end in a linear layer.*; use .* torchvision:resnet50$"),
-        ("fasterrcnn_resnet50_fpn", 3, r"torchvision:fasterrcnn_resnet50_fpn is not an image classifier; use"),
         ("resnet18", 4, r"torchvision:resnet18 takes images with 1 or 3 channels, got 4"),
         ("resnet5", 3, r"^no torchvision classifier is called resnet5 \(did you mean resnet50\?\)"),
+        ("alexnet", 3, r"^torchvision:alexnet cannot take images of 32×32 \(.+\); use another"),
     ],
 )
 def test_a_torchvision_model_that_is_of_no_use_is_refused(name: str, channels: int, message: str) -> None:
     with torch.device("meta"), pytest.raises((ModelError, UnknownNameError), match=message):
-        build_backbone(f"torchvision:{name}", channels)
-
-
-@pytest.mark.parametrize("name", ["vit_b_16", "alexnet", "maxvit_t"])
-def test_images_of_a_size_that_a_model_cannot_take_are_refused(name: str) -> None:
-    with torch.device("meta"):
-        backbone = build_backbone(f"torchvision:{name}", 3).eval()
-        with pytest.raises(ModelError, match=rf"^torchvision:{name} cannot take images of 32×32 \(.+\); use another"):
-            backbone(torch.empty(2, 3, 32, 32))
+        build_backbone(f"torchvision:{name}", channels).eval()(torch.empty(2, channels, 32, 32))
 
 
 # --- names
 
 
-BAD_NAMES: list[tuple[str, type[Exception], str]] = [
+BAD_NAMES = [
     ("small-cn", UnknownNameError, r"^no backbone is called small-cn \(did you mean small-cnn\?\); known: linear, "),
-    ("wrn-" + "9" * 5000 + "-2", UnknownNameError, r"no backbone is called wrn-999"),
-    ("torchvision", UnknownNameError, r"torchvision:NAME, timm:NAME, MODULE:NAME$"),
-    ("", UnknownNameError, r"^no backbone is called ''"),
-    ("torchvision:", ModelError, r"must be followed by a model's name, for example torchvision:resnet50"),
     ("wrn-41-2", ModelError, r"depth must be 6n \+ 4 with n of at least 1, got 41; use wrn-40-2$"),
     ("wrn-40-0", ModelError, r"width must be at least 1, got 0; use wrn-40-1 or a wider one$"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("name", "error", "message"), BAD_NAMES, ids=[name[:12] for name, _, _ in BAD_NAMES])
-def test_a_bad_name_is_refused_when_it_is_checked_and_when_it_is_built(
-    name: str, error: type[Exception], message: str
-) -> None:
+@pytest.mark.parametrize("check", [check_backbone_name, lambda name: build_backbone(name, 3)])
+@pytest.mark.parametrize(("name", "error", "message"), BAD_NAMES)
+def test_a_bad_name_is_refused(name: str, error: type[Exception], message: str, check: Callable[[str], object]) -> None:
     with pytest.raises(error, match=message):
-        check_backbone_name(name)
-    with pytest.raises(error, match=message):
-        build_backbone(name, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "drop_rate", "message"),
-    [
-        *(("wrn-10-1", rate, "must be at least 0 and less than 1, got") for rate in (-0.1, 1.0, float("nan"))),
-        *((name, 0.3, f"^{name} takes no drop rate, got 0.3; set") for name in (*FIXED, "torchvision:resnet18")),
-    ],
-)
-def test_a_drop_rate_that_is_wrong_or_would_do_nothing_is_refused(name: str, drop_rate: float, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        build_backbone(name, 3, drop_rate)
+        check(name)

@@ -10,8 +10,6 @@ from helpers.custom_networks import SHAPE, fresh_imports, write_networks
 
 from salcli.errors import ModelError
 from salcli.models.custom import (
-    ImportRefusedError,
-    check_may_import,
     code_fingerprint,
     find_head,
     folder_of,
@@ -71,29 +69,20 @@ def test_what_comes_after_the_head_does_not_matter(code: Path) -> None:
     ("name", "head", "reason"),
     [
         ("Twins", None, "several layers could be its head, the last linear layer; name it with --head"),
-        ("Twins", None, "its linear layers are: other (64 → 3), one (64 → 3)"),
-        ("Convolutional", None, "has no linear head: it has no nn.Linear at all"),
-        ("PerPixel", None, "no layer is clearly its head"),
+        ("torch.nn:Flatten", None, "has no linear head: it has no nn.Linear at all"),
         ("PerPixel", "point", "point of odd_ones:PerPixel gets (2, 1, 8, 8) for 2 images, not one vector"),
-        ("Twins", "three", "three is not in odd_ones:Twins; its linear layers are"),
-        ("Convolutional", "conv", "conv is not a linear layer of odd_ones:Convolutional"),
         ("Colour", None, "cannot take images of 1 × 8 × 8 (channels, height, width): RuntimeError: "),
         ("broken", None, "odd_ones:broken() fails: OSError: no such luck (odd_ones.py, line "),
-        ("nothing", None, "odd_ones:nothing returns an object of type int, not a torch.nn.Module"),
-        ("lazy", None, "has lazy layers"),
-        ("ready", None, "odd_ones:ready is a network; name its class"),
-        ("number", None, "odd_ones:number is of type int; name a class"),
     ],
 )
 def test_a_network_that_cannot_be_used_says_why(code: Path, name: str, head: str | None, reason: str) -> None:
     with pytest.raises(ModelError) as caught:
-        find_head(f"odd_ones:{name}", head, 3, SHAPE)
+        find_head(name if ":" in name else f"odd_ones:{name}", head, 3, SHAPE)
     assert reason in str(caught.value)
 
 
 def test_a_named_head_is_taken_and_keeps_the_weights_it_brings(code: Path) -> None:
     assert find_head("odd_ones:Twins", "one", 3, SHAPE) == "one"
-    assert Classifier(spec("odd_ones:Twins", "one")).features(torch.zeros(2, *SHAPE)).shape == (2, 64)
     assert find_head("odd_ones:tied", None, 2, SHAPE) == "4"
     torch.manual_seed(0)
     network = Classifier(spec("odd_ones:tied", "4", n_classes=2))
@@ -121,25 +110,13 @@ def test_timm_is_built_by_name() -> None:
 def test_a_message_names_what_was_to_be_imported(code: Path) -> None:
     assert import_object("odd_ones:number", "method") == 3
     assert import_object("odd_ones:nn.Linear", "network") is torch.nn.Linear
-    (code / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     for name, reason in {
         "odd_ones:absent": "odd_ones:absent: odd_ones has no absent; it has torch, nn",
         "knn": "knn must be written as MODULE:NAME",
-        "leaves:Net": "leaves:Net cannot be imported: SystemExit: 0",
         "absent_module:Net": "absent_module:Net cannot be imported: ModuleNotFoundError: .* 'absent_module'; start ",
-        "odd_ones.deeper:Net": "odd_ones.deeper:Net cannot be .*'odd_ones' is not a package; check the module's name",
     }.items():
         with pytest.raises(ModelError, match=f"^the custom method {reason}"):
             import_object(name, "method")
-
-
-def test_a_file_that_names_code_may_not_import_it_without_permission() -> None:
-    with pytest.raises(
-        ImportRefusedError, match=r"^some\.file uses custom code: .* nets:Net would be imported, .* --allow"
-    ):
-        check_may_import("nets:Net", "some.file", allowed=False)
-    check_may_import("nets:Net", "some.file", allowed=True)
-    check_may_import("timm:resnet18", "some.file", allowed=False)
 
 
 @pytest.mark.parametrize("with_init", [True, False])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.fake_data import Malicious
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from salcli.errors import WeightsError
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
@@ -38,35 +38,20 @@ def published(source: Classifier, head: str = "fc") -> State:
     }  # fmt: skip
 
 
-def same_outputs(one: nn.Module, other: nn.Module) -> bool:
+def same_outputs(one: Classifier, other: Classifier) -> bool:
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    return torch.equal(class_logits(one, images), class_logits(other, images))
-
-
-def class_logits(network: nn.Module, images: Tensor) -> Tensor:
-    result = network(images)
-    return result[0] if isinstance(network, OodClassifier) else result
-
-
-def snapshot(built: Classifier) -> State:
-    return {key: tensor.clone() for key, tensor in built.state_dict().items()}
+    return torch.equal(one.features_and_logits(images)[1], other.features_and_logits(images)[1])
 
 
 def refused(built: Classifier, path: Path) -> str:
     """The message; the network is as it was."""
-    before = snapshot(built)
+    before = {key: tensor.clone() for key, tensor in built.state_dict().items()}
     with pytest.raises(WeightsError) as caught:
         load_weights(built, path)
     after = built.state_dict()
     assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
     assert str(caught.value).startswith(str(path))
     return str(caught.value)
-
-
-def checkpoint(source: Classifier, folder: Path) -> Path:
-    """Under the names that salcli stores a network with."""
-    save_file({key: tensor.contiguous() for key, tensor in source.state_dict().items()}, folder / "made.safetensors")
-    return folder / "made.safetensors"
 
 
 def stored(state: object, path: Path) -> Path:
@@ -92,10 +77,7 @@ WRAPPINGS: dict[str, Callable[[State], object]] = {
     "ordered": OrderedDict,
     "state_dict": lambda state: {"state_dict": state, "epoch": 3, "best": 0.9},
     "model": lambda state: {"epoch": 3, "optimizer": {"state": {}}, "model": state},
-    "model_state_dict": lambda state: {"model_state_dict": state, "scheduler": None},
-    "two deep": lambda state: {"model": {"state_dict": state, "step": 7}},
     "beside its average": lambda state: {"ema": {key: tensor + 1 for key, tensor in state.items()}, "model": state},
-    "beside something empty": lambda state: {"state_dict": {}, "model": state},
 }
 
 
@@ -111,9 +93,7 @@ def test_weights_are_found_in_every_wrapping_and_both_formats_of_torch(
     assert same_outputs(target, source)
 
 
-@pytest.mark.parametrize(
-    "prefix", ["", "module.", "_orig_mod.", "backbone.", "network.", "module._orig_mod.", "module.model.backbone."]
-)
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "network.", "module.model.backbone."])
 @pytest.mark.parametrize("head", ["fc", "linear", "classifier", "head"])
 @pytest.mark.parametrize("head_inside", [True, False])
 def test_every_prefix_and_every_name_of_the_head_is_understood(
@@ -130,7 +110,8 @@ def test_every_prefix_and_every_name_of_the_head_is_understood(
 
 def test_an_ood_classifiers_output_is_loaded_if_file_and_network_have_one(source: Classifier, tmp_path: Path) -> None:
     with_output = network(seed=1, kind=OodClassifier)
-    path = checkpoint(with_output, tmp_path)
+    path = tmp_path / "made.safetensors"
+    save_file({key: tensor.contiguous() for key, tensor in with_output.state_dict().items()}, path)
     plain, other = network(seed=2), network(seed=2, kind=OodClassifier)
     report = load_weights(plain, path)
     assert (report.ood_head_was_loaded, set(report.ignored)) == (False, {"ood_head.weight", "ood_head.bias"})
@@ -153,16 +134,6 @@ def test_counters_and_head_may_be_missing_and_an_average_is_read(source: Any, ta
     assert same_outputs(target, source)
 
 
-def test_half_precision_is_loaded_as_single_in_place(source: Classifier, target: Classifier, tmp_path: Path) -> None:
-    """An optimiser or a wrapper that already holds the parameters sees the new values."""
-    parameter = target.backbone.conv1.weight
-    load_weights(target, stored({key: tensor.half() for key, tensor in published(source).items()}, tmp_path / "w.pt"))
-    assert target.backbone.conv1.weight is parameter
-    assert parameter.is_contiguous(memory_format=torch.channels_last)
-    assert parameter.dtype == torch.float32
-    assert torch.equal(parameter, source.backbone.conv1.weight.half().float())
-
-
 # --- what is refused
 
 
@@ -171,13 +142,9 @@ def test_a_state_dict_of_another_network_is_refused_with_what_differs(tmp_path: 
     path = stored(published(network("wrn-16-2", n_classes=7)), tmp_path / "weights.pt")
     head, *lines = refused(network("resnet18"), path).splitlines()
     assert head == f"{path} does not hold the weights of resnet18 with 10 classes"
-    n_missing = sum("num_batches" not in key for key in network("resnet18").state_dict() if "head" not in key) - 1 - 4
-    # conv1 and the four numbers of bn1 are in both
-    assert {f"  missing ({n_missing}):", "  of another shape (7):", f"    and {n_missing - 8} more"} <= {*lines}
-    assert "    layer1.0.conv1.weight (64, 64, 3, 3)" in lines
-    assert "    conv1.weight (16, 3, 3, 3), not (64, 3, 3, 3)" in lines
+    assert "    layer1.0.conv1.weight (64, 64, 3, 3)" in lines, "missing"
     assert "    fc.weight (7, 128), not (10, 512)" in lines
-    assert "    block1.layer.0.bn1.weight (16)" in lines
+    assert "    block1.layer.0.bn1.weight (16)" in lines, "unexpected"
     assert lines[-1] == "set model.backbone to the network that the weights are of, or give other weights"
 
 
@@ -187,55 +154,27 @@ def test_a_head_for_other_classes_is_left_out_with_a_note(tmp_path: Path, target
     path = stored({k if k.startswith(head) else f"module.{k}": v for k, v in state.items()}, tmp_path / "weights.pt")
     before, report = target.head.weight.clone(), load_weights(target, path)
     assert (report.head_was_loaded, report.ignored) == (False, (f"{head}.weight", f"{head}.bias"))
-    assert report.note == (
-        f"{path} is for 100 classes ({head}.weight is (100, 64)), the ID data have 10: "
-        "it is used without its head, which starts from random weights"
-    )
+    assert f"{path} is for 100 classes ({head}.weight is (100, 64)), the ID data have 10" in (report.note or "")
     assert torch.equal(target.head.weight, before)
     assert torch.equal(target.backbone.conv1.weight, state["conv1.weight"])
 
 
-def test_half_a_head_and_two_networks_are_refused(source: Classifier, target: Classifier, tmp_path: Path) -> None:
-    state = published(source)
-    both = {**{f"model.{key}": t for key, t in state.items()}, **{f"module.{key}": t + 1 for key, t in state.items()}}
-    assert "unexpected" in refused(target, stored(both, tmp_path / "weights.pt"))
-    del state["fc.bias"]
-    assert "  missing (1):\n    head.bias (10)\n" in refused(target, stored(state, tmp_path / "weights.pt"))
-
-
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("made", "message"),
     [
-        (lambda tensor: tensor * float("nan"), "holds NaN or infinity"),
-        (lambda tensor: tensor.to(torch.int64), "is of type int64"),
-        (lambda tensor: tensor.to_sparse(), "is not a dense tensor of numbers"),
-        (lambda tensor: tensor.to("meta"), "is not a dense tensor of numbers"),
+        (lambda state: {k: v for k, v in state.items() if k != "fc.bias"}, "  missing (1):\n    head.bias (10)\n"),
+        (lambda state: {**state, "fc.weight": state["fc.weight"] * float("nan")}, "fc.weight holds NaN or infinity"),
+        (lambda state: [1, 2], "holds a list, not a state dict"),
+        (lambda state: {"teacher": state, "epoch": 3}, "under a name that salcli knows, but teacher, epoch;"),
+        (lambda state: network(), "save the weights alone: torch.save(network.state_dict(), path)"),
     ],
 )
-def test_tensors_that_are_no_weights_are_refused(
-    source: Classifier, target: Classifier, tmp_path: Path, spoil: Callable[[Tensor], Tensor], message: str
+def test_other_content_is_refused_with_a_reason(
+    source: Any, target: Any, tmp_path: Path, made: Callable[[State], object], message: str
 ) -> None:
-    state = published(source)
-    state["fc.weight"] = spoil(state["fc.weight"])
-    told = refused(target, stored(state, tmp_path / "weights.pt"))
-    assert f"  unusable (1):\n    fc.weight {message}\n" in told
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([1, 2], "holds a list, not a state dict"),
-        (torch.zeros(3), "holds a Tensor, not a state dict"),
-        ({}, "is empty"),
-        ({"state_dict": {}}, "no state dict under a name that salcli knows, but state_dict;"),
-        ({"teacher": {"a": torch.zeros(1)}, "epoch": 3}, "under a name that salcli knows, but teacher, epoch;"),
-        ({"conv1.weight": [1.0, 2.0]}, "no state dict under a name that salcli knows, but conv1.weight;"),
-        ({"n_averaged": torch.tensor(1)}, "holds nothing that belongs to a network"),
-        ({"whatever": torch.zeros(1)}, "does not hold the weights of wrn-10-1 with 10 classes"),
-    ],
-)
-def test_a_file_without_a_state_dict_is_refused(target: Any, tmp_path: Path, content: object, message: str) -> None:
-    assert message in refused(target, stored(content, tmp_path / "weights.pt"))
+    assert message in refused(target, stored(made(published(source)), tmp_path / "weights.pt"))
+    assert "does not exist; give the path of a .safetensors, .pt or .pth file" in refused(target, tmp_path / "none.pt")
+    assert "is a folder, not a file" in refused(target, tmp_path)
 
 
 @pytest.mark.parametrize("form", ["new", "old", "pickle"])
@@ -256,14 +195,6 @@ def test_a_file_that_holds_code_is_refused_and_the_code_does_not_run(
     with suppress(Exception):  # after the harm is done
         torch.load(path.rename(tmp_path / "trusted.pt"), weights_only=False)
     assert trace.exists(), "this file would have done no harm at all"
-
-
-def test_a_whole_pickled_network_is_refused_with_the_fix(target: Classifier, tmp_path: Path) -> None:
-    message = refused(target, stored(target, tmp_path / "weights.pt"))
-    assert "it asks for salcli.models.network.Classifier" in message
-    assert message.endswith("save the weights alone: torch.save(network.state_dict(), path)")
-    assert "does not exist; give the path of a .safetensors, .pt or .pth file" in refused(target, tmp_path / "none.pt")
-    assert "is a folder, not a file" in refused(target, tmp_path)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])

@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from dvc.repo import Repo
 from helpers.cli import process, salcli
-from helpers.quick import OOD, QUICK, REPOSITORY
+from helpers.quick import EXPERIMENT, OOD, QUICK, REPOSITORY
 
 from salcli.params.reading import edited
+from salcli.pipeline import fingerprints
+from salcli.store.formats import read_candidates
+from salcli.store.layout import Workspace
 
 pytestmark = pytest.mark.slow
 SCORE, RIVAL = "my_scores:MyScore", "my_losses:MyLoss"
@@ -25,6 +29,7 @@ VALUES = {
     "evaluate.methods": ["sal", "msp", "knn", SCORE, RIVAL],
 }
 WILD = f"{OOD}-0.1-0"
+EVALUATE, DETECTOR, TRAIN_RIVAL = f"evaluate@{WILD}", f"detector@{WILD}", f"train-rival@{WILD}-{RIVAL}"
 
 
 class Project:
@@ -55,9 +60,10 @@ class Project:
         return set(ran[1:])
 
     def changed(self) -> set[str]:
-        """The stages that DVC would run, after the fingerprints were written again."""
-        self.run("salcli", "fingerprints")
-        return {stage for stage in json.loads(self.run("dvc", "status", "--json")) if stage != "fingerprints"}
+        """The stages that DVC would run, after the fingerprints were written again. Asked, not run."""
+        fingerprints.run(self.root / "params.yaml")
+        with Repo(str(self.root)) as repo:
+            return {stage.split("dvc.yaml:")[-1] for stage in repo.status()} - {"fingerprints"}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = Project(tmp_path_factory.mktemp("project"))
     ran = project.repro()
     assert len(ran) == 12, ran
-    assert f"train-rival@{WILD}-{RIVAL}" in ran
+    assert TRAIN_RIVAL in ran
     return project
 
 
@@ -80,66 +86,62 @@ def test_custom_methods_are_rows_of_the_table(project: Project) -> None:
     assert "Squared logits" in table
 
 
-def test_metrics_plots_and_the_graph_are_there(project: Project) -> None:
+def test_dvc_shows_metrics_and_plots(project: Project) -> None:
     metrics = json.loads(project.run("dvc", "metrics", "show", "--json"))[""]["data"]
     assert 0 <= metrics[f"runs/0/{OOD}/pi-0.1/evaluation/metrics.json"]["data"]["sal"]["fpr95"] <= 1
     assert "err_in" in metrics[f"runs/0/{OOD}/pi-0.1/sal/filter.json"]["data"]
-    assert f"evaluate@{WILD}" in project.run("dvc", "dag")
     page = Path(project.run("dvc", "plots", "show").strip().removeprefix("file://")).read_text()
     for curve in ("roc.csv", "histogram.csv", "train-id.csv", "train-sal.csv", f"train-{RIVAL}.csv"):
         assert curve in page
 
 
-def test_a_second_repro_runs_only_fingerprints_also_after_a_scratch_run(project: Project) -> None:
+def test_nothing_has_changed_also_after_a_scratch_run(project: Project) -> None:
     project.run("salcli", "filter", "--threshold-quantile", "0.9")
-    assert project.repro() == set()
-
-
-def test_another_k_runs_only_evaluate(project: Project) -> None:
-    project.change({"methods.knn.k": 20})
-    assert project.repro() == {f"evaluate@{WILD}"}
-
-
-def test_custom_code_and_hyper_parameters_are_seen(project: Project) -> None:
-    """Asked of DVC, not run."""
-    for name, before, after, expected in (
-        ("my_scores.py", "first - second", "second - first", {f"evaluate@{WILD}"}),
-        ("my_losses.py", "square()", "abs()", {f"evaluate@{WILD}", f"train-rival@{WILD}-{RIVAL}"}),
-        ("params.yaml", "{weight: 0.1}", "{weight: 0.2}", {f"evaluate@{WILD}", f"train-rival@{WILD}-{RIVAL}"}),
-    ):
-        path = project.root / name
-        text = path.read_text()
-        path.write_text(text.replace(before, after))
-        assert project.changed() == expected, name
-        path.write_text(text)
     assert project.changed() == set()
 
 
-def test_another_pi_runs_only_what_is_new_and_can_be_drawn(project: Project) -> None:
-    project.change({"data.pi": [0.1, 0.3]})
-    new = f"{OOD}-0.3-0"
-    assert project.repro() == {
-        *(f"{stage}@{new}" for stage in ("mix-wild", "extract-wild", "evaluate")),
-        *(f"{stage}@{new}-sal" for stage in ("filter", "train-ood", "detector")),
-        f"train-rival@{new}-{RIVAL}",
-    }
-    project.run("salcli", "sweep-pi")
-    rows = (project.root / "sweep" / "pi.csv").read_text().splitlines()
-    assert [float(line.split(",")[rows[0].split(",").index("pi")]) for line in rows[1:]] == [0.1, 0.3]
-    assert all((project.root / "sweep" / f"pi.{kind}").stat().st_size for kind in ("png", "svg"))
+@pytest.mark.parametrize(
+    ("name", "before", "after", "expected"),
+    [
+        ("my_scores.py", "first - second", "second - first", {EVALUATE, DETECTOR}),
+        ("my_losses.py", "square()", "abs()", {EVALUATE, TRAIN_RIVAL, DETECTOR}),
+        ("params.yaml", "{weight: 0.1}", "{weight: 0.2}", {EVALUATE, TRAIN_RIVAL, DETECTOR}),
+        # train-ood waits for the candidates
+        ("params.yaml", "threshold_quantile: 0.95", "threshold_quantile: 0.9",
+         {f"filter@{WILD}-sal", EVALUATE, DETECTOR}),
+        ("params.yaml", "pi: [0.1]", "pi: [0.1, 0.3]", {
+            *(f"{stage}@{OOD}-0.3-0" for stage in ("mix-wild", "extract-wild", "evaluate", "detector")),
+            *(f"{stage}@{OOD}-0.3-0-sal" for stage in ("filter", "train-ood")),
+            f"train-rival@{OOD}-0.3-0-{RIVAL}",
+        }),
+    ],
+    ids=["score", "loss", "hyper-parameter", "quantile", "share"],
+)  # fmt: skip
+def test_a_change_is_one_of_the_stages_that_it_is_about(
+    project: Project, name: str, before: str, after: str, expected: set[str]
+) -> None:
+    path = project.root / name
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    found = project.changed()
+    path.write_text(text)
+    assert found == expected
 
 
-def test_a_variant_runs_only_its_own_stages_and_evaluate(project: Project) -> None:
-    project.change({"data.pi": [0.1], "variants": ["sal", "sal-2"], "variant.sal-2": {"filter": {"n_vectors": 2}}})
+def test_another_k_runs_only_evaluate_and_detector(project: Project) -> None:
+    project.change({"methods.knn.k": 20})
+    assert project.repro() == {EVALUATE, DETECTOR}
+
+
+def test_a_variant_whose_filter_has_a_custom_score_runs_only_its_own_stages_and_evaluate(project: Project) -> None:
+    project.change({"variants": ["sal", "sal-2"], "variant.sal-2": {"filter": {"score": SCORE}}})
     project.change({"evaluate.methods": ["sal", "sal-2", "msp"]})
     assert project.repro() == {
-        f"evaluate@{WILD}",
-        *(f"{stage}@{WILD}-sal-2" for stage in ("filter", "train-ood", "detector")),
+        EVALUATE,
+        DETECTOR,
+        *(f"{stage}@{WILD}-sal-2" for stage in ("filter", "train-ood")),
     }
+    found = read_candidates(Workspace(project.root).find(EXPERIMENT.with_variant("sal-2").candidates))
+    assert found.score_name == SCORE
     assert "SAL (2)" in project.run("salcli", "table", "--format", "markdown")
-
-
-def test_a_changed_quantile_runs_what_comes_after_the_filter_but_no_rival(project: Project) -> None:
-    project.change({"filter.threshold_quantile": 0.9})
-    stages = {name.partition("@")[0] for name in project.changed()}
-    assert stages == {"filter", "evaluate"}  # train-ood waits for the candidates, the detector for the network

@@ -1,19 +1,15 @@
 """extract-grads: what is stored is what the network says of each sample, in any batch size."""
 
 import numpy as np
-import pytest
 import torch
 from helpers.quick import EXPERIMENT
 from helpers.stages import params_of, stored, written
 
-from salcli.errors import TrainingError
-from salcli.models.network import Classifier
 from salcli.params.schema import Params
 from salcli.pipeline import extract
 from salcli.pipeline.inputs import classifier, id_samples, ood_test_samples, wild_samples
 from salcli.sal.gradients import Gradients
-from salcli.store.files import read_header
-from salcli.store.formats import RepresentationFile, write_network
+from salcli.store.formats import RepresentationFile
 from salcli.store.layout import Artifact, Workspace
 
 
@@ -59,20 +55,7 @@ def test_a_second_run_gives_the_same_bytes_and_other_batches_the_same_numbers(
     before, numbers = written(workspace, *artifacts), stored(workspace, artifacts[0])
     done = extract.run_wild(workspace, quick_params, EXPERIMENT)
     assert written(workspace, *artifacts) == before
-    assert [(one.n_samples, one.n_classes, one.n_features) for one in done] == [(642, 8, 64), (106, 8, 64)]
+    assert [one.n_samples for one in done] == [642, 0, 106]  # wild, held out, OOD test
     extract.run_wild(workspace, params_of(workspace, {"extract_grads.batch_size": 50}), EXPERIMENT)
     for name, values in stored(workspace, artifacts[0]).items():
         np.testing.assert_allclose(values, numbers[name], rtol=1e-4, atol=1e-5)
-
-
-def test_a_network_with_nan_is_refused_and_the_old_file_stays(workspace: Workspace, quick_params: Params) -> None:
-    found = workspace.find(EXPERIMENT.classifier)
-    network, about = classifier(workspace, EXPERIMENT), read_header(found).about
-    before = written(workspace, EXPERIMENT.wild_representation)
-    with torch.no_grad():
-        network.head.bias[0] = torch.nan
-    assert isinstance(network, Classifier)
-    write_network(found.path, network, about)
-    with pytest.raises(TrainingError, match="gives features that are NaN or infinite; train it again"):
-        extract.run_wild(workspace, quick_params, EXPERIMENT)
-    assert written(workspace, EXPERIMENT.wild_representation) == before

@@ -6,15 +6,12 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from salcli.data.samples import Samples
 from salcli.errors import ReviewError
 from salcli.pipeline.review import (
     COLUMNS,
@@ -23,12 +20,11 @@ from salcli.pipeline.review import (
     filter_mark,
     read_review,
     reviewed,
-    rows_for_review,
     write_review,
 )
-from salcli.store.files import Found, Header, write_arrays, write_tensors
-from salcli.store.formats import Candidates, WildSet, write_candidates, write_samples, write_wild_set
-from salcli.store.layout import Experiment, Workspace, prepared_set
+from salcli.store.files import Found
+from salcli.store.formats import Candidates
+from salcli.store.layout import Experiment
 
 X = Experiment(1, "x", 0.1)
 SCORES = np.array([3.0, 9.0, 1.0, 7.0, 5.0, 8.0, 2.0, 4.0])
@@ -53,34 +49,6 @@ def review(found: Found, rows: Iterable[ReviewRow], experiment: Experiment = X) 
     path = found.path.with_name("review.csv")
     write_review(path, rows)
     return reviewed(path, candidates_of(SCORES, 6), found, experiment)
-
-
-# --- what is listed
-
-
-@pytest.mark.parametrize("has_id_data", [False, True])
-def test_a_row_shows_file_and_class_but_no_file_of_wild_data_that_we_mixed(tmp_path: Path, has_id_data: bool) -> None:
-    workspace = Workspace(tmp_path)
-    images = np.zeros((8, 1, 1, 1), np.uint8)
-    names = tuple(f"{i}.png" for i in range(8))
-    id_set = Samples(images, np.arange(8) % 2, ("cat", "dog"))
-    write_samples(workspace.target(prepared_set("labeled")), id_set, "labeled")
-    write_samples(workspace.target(prepared_set("x")), Samples(images), "x", names=names)
-    write_arrays(workspace.target(X.split), "id-split", {}, workspace.about(X.split))
-    write_tensors(workspace.target(X.classifier), Header("classifier", workspace.about(X.classifier)), {})
-    source = np.arange(8) if has_id_data else np.arange(8, 16)  # the index counts through the ID set first
-    write_wild_set(workspace.target(X.wild), WildSet(source, np.arange(0)), workspace.about(X.wild))
-    write_candidates(workspace.target(X.candidates), candidates_of(SCORES, 6), workspace.about(X.candidates))
-    params: Any = SimpleNamespace(data=SimpleNamespace(id="labeled"))
-    rows = rows_for_review(workspace, params, X, n_below=1)
-    assert [(one.index, one.score, one.predicted, one.decision) for one in rows] == [
-        (1, 9.0, "dog", "keep"), (5, 8.0, "dog", "keep"), (3, 7.0, "dog", "keep"), (4, 5.0, "cat", ""),
-    ]  # fmt: skip
-    assert [one.file for one in rows] == [""] * 4 if has_id_data else ["1.png", "5.png", "3.png", "4.png"]
-    write_review(tmp_path / "review.csv", rows)
-    outcome = reviewed(tmp_path / "review.csv", candidates_of(SCORES, 6), workspace.find(X.candidates), X)
-    assert outcome is not None
-    assert set(np.flatnonzero(outcome.is_candidate)) == CANDIDATES
 
 
 # --- the file
@@ -114,7 +82,6 @@ def test_spreadsheets_may_write_it_in_their_way(change: Callable[[str], str], tm
 @pytest.mark.parametrize(("content", "message"), [
     (None, "does not exist; write it with: salcli review"),
     (b"", "has no column ood, seed, filter, index, decision"),
-    (b'ood,seed,filter,index,decision\n"a,0,f,1,keep\n', "line 2: unexpected end of data"),
     (b"ood,seed,filter,index,decision\na,0,f,1,kep\n", r"keep, drop, add or empty, got kep \(did you mean keep\?\)"),
 
 ])  # fmt: skip
@@ -128,6 +95,7 @@ def test_other_files_are_refused(content: bytes | None, message: str, tmp_path: 
 # --- what it changes
 
 
+@settings(max_examples=30)
 @given(data=st.data())
 def test_decisions_are_set_arithmetic(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The slow truth: sets of indices."""
@@ -150,9 +118,7 @@ def test_decisions_are_set_arithmetic(data: st.DataObject, tmp_path_factory: pyt
 @pytest.mark.parametrize(
     ("decisions", "message"),
     [
-        ([(99, "keep")], "wild sample 99 does not exist; there are 8"),
         ([(0, "keep")], "is not a candidate, so there is nothing to keep; write add"),
-        ([(1, "add")], "is already a candidate; write keep or drop"),
         ([(1, "keep"), (1, "drop")], "has another decision than in line 2"),
         ([(1, "drop"), (3, "drop"), (5, "drop")], "drops every candidate of x, π 0.1, seed 1"),
     ],

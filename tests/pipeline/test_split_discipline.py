@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from helpers.quick import EXPERIMENT, OOD
-from helpers.stages import params_of, stored, written
+from helpers.stages import params_of, written
 
 from salcli.detector import stage as detector
 from salcli.errors import BadArtifactError
@@ -16,7 +16,7 @@ from salcli.store.files import read_header
 from salcli.store.formats import read_id_split, read_samples, read_wild_set, read_wild_truth, write_wild_truth
 from salcli.store.layout import Workspace, prepared_set
 
-RIVALS = ["oe", "woods"]
+RIVALS = ["woods"]
 
 
 def test_id_train_calibration_wild_id_test_ood_test_are_disjoint(workspace: Workspace, quick_params: Params) -> None:
@@ -38,15 +38,6 @@ def test_id_train_calibration_wild_id_test_ood_test_are_disjoint(workspace: Work
         for one, other in combinations(roles, 2):
             contents = [{sample.tobytes() for sample in everything[roles[role]]} for role in (one, other)]
             assert not contents[0] & contents[1], (one, other)
-
-
-def test_the_parts_are_what_the_stages_read(workspace: Workspace, quick_params: Params) -> None:
-    """As many rows in each representation as samples in its part."""
-    split, wild = read_id_split(workspace.find(EXPERIMENT.split)), read_wild_set(workspace.find(EXPERIMENT.wild))
-    for part in ("train", "calibration", "test"):
-        assert len(stored(workspace, EXPERIMENT.id_representation(part))["label"]) == len(getattr(split, part))
-    assert len(stored(workspace, EXPERIMENT.wild_representation)["label"]) == len(wild.source)
-    assert len(stored(workspace, EXPERIMENT.test_representation())["label"]) == len(wild.ood_test)
 
 
 def results(workspace: Workspace, params: Params) -> list[bytes]:
@@ -76,12 +67,6 @@ def test_the_truth_reaches_neither_filter_nor_training_nor_evaluation(workspace:
     assert filter_stage.run(workspace, params, EXPERIMENT).errors is None
 
 
-def test_the_representation_of_the_wild_data_does_not_tell_where_a_sample_comes_from(workspace: Workspace) -> None:
-    content = stored(workspace, EXPERIMENT.wild_representation)
-    assert set(content) == {"feature", "logits", "label", "predicted"}
-    np.testing.assert_array_equal(content["label"], content["logits"].argmax(1))
-
-
 def another_split(workspace: Workspace, params: Params) -> None:
     shares = params.data.id_shares.model_copy(update={"train": 0.42, "test": 0.1})
     prepare.prepare_split(workspace, params.data.model_copy(update={"id_shares": shares}), EXPERIMENT)
@@ -90,18 +75,9 @@ def another_split(workspace: Workspace, params: Params) -> None:
 def test_what_was_made_with_another_split_is_refused(workspace: Workspace, quick_params: Params) -> None:
     """A classifier of another split may have been trained on what is wild, calibration or test data now."""
     another_split(workspace, quick_params)
-    for stage in (extract.run_id, extract.run_wild, filter_stage.run, train_ood.run, evaluate.run):
+    for stage in (extract.run_id, extract.run_wild, filter_stage.run, train_ood.run, evaluate.run, detector.run):
         with pytest.raises(BadArtifactError, match=r"was made with another id\.h5"):
             stage(workspace, quick_params, EXPERIMENT)
     train_id.run(workspace, params_of(workspace, {"train_id.epochs": 1}), EXPERIMENT)
     with pytest.raises(BadArtifactError, match=rf"wild\.h5 was made with another id\.h5 .* prepare wild --ood {OOD}"):
         extract.run_wild(workspace, quick_params, EXPERIMENT)
-
-
-def test_candidates_of_another_mixture_are_refused(workspace: Workspace, quick_params: Params) -> None:
-    shares = quick_params.data.model_copy(update={"ood_wild_share": 0.5})
-    prepare.prepare_wild(workspace, shares, EXPERIMENT)
-    with pytest.raises(BadArtifactError, match=r"wild\.h5 was made with another wild\.h5"):
-        filter_stage.run(workspace, quick_params, EXPERIMENT)
-    with pytest.raises(BadArtifactError, match=r"candidates\.h5 was made with another wild\.h5"):
-        train_ood.run(workspace, quick_params, EXPERIMENT)

@@ -8,7 +8,6 @@ import pytest
 from helpers.quick import EXPERIMENT
 from helpers.stages import params_of
 
-from salcli.errors import ParamsError
 from salcli.pipeline import networks, train_id
 from salcli.pipeline.train_id import TrainedClassifier
 from salcli.store.files import read_header
@@ -35,11 +34,6 @@ def test_mean_and_std_are_given_or_those_of_the_training_images(
     pixels = images[read_id_split(workspace.find(EXPERIMENT.split)).train] / 255
     np.testing.assert_allclose(spec["mean"], [pixels.mean()], rtol=1e-12)
     np.testing.assert_allclose(spec["std"], [pixels.std(ddof=1)], rtol=1e-12)
-
-
-def test_a_mean_for_another_number_of_channels_is_an_error(workspace: Workspace) -> None:
-    with pytest.raises(ParamsError, match=r"model\.mean has 3 values, but the images have 1 channels"):
-        run(workspace, model__mean=[0.1, 0.2, 0.3])
 
 
 def test_given_weights_replace_training_or_are_where_it_starts(workspace: Workspace) -> None:

@@ -3,15 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from helpers.cli import files
 from helpers.quick import REPOSITORY
-from helpers.users import nobody
 
-from salcli.errors import ParamsError, ProjectError, SalError, StorageError
+from salcli.errors import ParamsError, ProjectError, SalError
 from salcli.params.presets import preset, text
 from salcli.params.schema import load_params
 from salcli.project.init import HERE, create
@@ -75,7 +73,7 @@ def test_an_empty_folder_gets_everything_and_dvc_knows_whether_there_is_git(
 
 
 @pytest.mark.slow
-def test_dvc_understands_the_folder_and_a_second_time_is_refused(repository: Path) -> None:
+def test_dvc_understands_the_folder_and_force_keeps_its_files(repository: Path) -> None:
     create(repository, DEFAULT)
     stages = dvc("stage", "list", "--all", "--name-only", cwd=repository).split()
     shown = dvc("dag", cwd=repository)
@@ -84,7 +82,6 @@ def test_dvc_understands_the_folder_and_a_second_time_is_refused(repository: Pat
     assert all(stage in shown for stage in stages)
     (repository / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    autostage = true\n")
     before = files(repository)
-    assert "already holds params.yaml and dvc.yaml" in refused(ProjectError, repository)
     create(repository, DEFAULT, force=True)
     assert files(repository) == before, "with force, DVC's files stay"
 
@@ -128,40 +125,18 @@ def test_the_repository_links_to_the_files_that_init_writes() -> None:
 # --- what is refused, and leaves nothing behind
 
 
-def test_existing_files_are_named_all_at_once_and_kept(tmp_path: Path) -> None:
-    for name in ("params.yaml", "dvc.yaml"):
+def test_existing_files_are_kept_and_force_overwrites_only_params_and_pipeline(tmp_path: Path) -> None:
+    for name in ("params.yaml", "dvc.yaml", "README.md", ".gitignore"):
         (tmp_path / name).write_text("mine")
+    before = files(tmp_path)
     assert refused(ProjectError, tmp_path) == (
         f"{tmp_path} already holds params.yaml and dvc.yaml; overwrite with --force, or name another folder"
     )
-    assert files(tmp_path) == {"params.yaml": b"mine", "dvc.yaml": b"mine"}
-
-
-def test_force_overwrites_only_those_two(tmp_path: Path) -> None:
-    for name in ("params.yaml", "README.md", ".gitignore"):
-        (tmp_path / name).write_text("mine")
-    project = create(tmp_path, DEFAULT, force=True, dvc=False)
-    assert project.kept == [".gitignore", "README.md"]
+    refused(ParamsError, tmp_path, force=True, values={"seedz": [2]})
+    assert files(tmp_path) == before
+    assert create(tmp_path, DEFAULT, force=True, dvc=False).kept == [".gitignore", "README.md"]
     assert (tmp_path / "params.yaml").read_text() == text(DEFAULT)
     assert (tmp_path / "README.md").read_text() == "mine"
-
-
-def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "here").write_text("mine")
-    assert "here is a file; name a folder" in refused(ProjectError, tmp_path / "here")
-    assert "cannot be created: Not a directory" in refused(StorageError, tmp_path / "here" / "below")
-    (tmp_path / "params.yaml").mkdir()
-    assert "params.yaml in" in refused(ProjectError, tmp_path, force=True)
-    assert files(tmp_path) == {"here": b"mine"}
-
-
-@pytest.mark.parametrize(("key", "message"), [("seedz", "no such key (did you mean seeds?)"), ("data.pi", "data.pi")])
-def test_a_mistake_leaves_no_folder_behind_and_with_force_the_old_file(tmp_path: Path, key: str, message: str) -> None:
-    assert message in refused(ParamsError, tmp_path / "a" / "b", values={key: [2]})
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "params.yaml").write_text("mine")
-    refused(ParamsError, tmp_path, force=True, values={key: [2]})
-    assert files(tmp_path) == {"params.yaml": b"mine"}
 
 
 def test_what_dvc_refuses_is_reported_and_undone(repository: Path) -> None:
@@ -172,15 +147,3 @@ def test_what_dvc_refuses_is_reported_and_undone(repository: Path) -> None:
     assert "--no-dvc" in message
     assert created(repository) == {".gitignore"}
     assert not (repository / "data").exists()
-
-
-def test_a_read_only_folder_is_named() -> None:
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o555)
-        with nobody():
-            into, below = refused(StorageError, folder), refused(StorageError, folder / "new")
-        assert f"{folder}/params.yaml cannot be written: Permission denied" in into
-        assert f"{folder}/new cannot be created: Permission denied" in below
-        assert list(folder.iterdir()) == []
-        folder.chmod(0o755)

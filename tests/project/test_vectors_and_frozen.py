@@ -90,14 +90,10 @@ def test_arrays_make_a_project_and_enough_samples_are_held_out(tmp_path: Path) -
     ("arguments", "reason"),
     [
         (["--vector", "embeding"], "has no column embeding (did you mean embedding?)"),
-        (["--label", "text"], "400 of 400 classes have one vector only"),
         (["--frozen"], "--frozen is for images;"),
         (["--model", "resnet18"], "--model resnet18 takes images; for vectors use linear or mlp"),
-        (["--image-size", "8"], "--image-size is for images;"),
-        (["--model", "linear", "--weights", "x.pt"], "--weights is about a network of images;"),
         (["--test-ood", "photos/labeled"], "a project is about one kind"),
         (["--test-ood", "other.npy"], "have 6 dimensions, those of other.npy 3; all must come from the same encoder"),
-        (["--set", "rivals=[step]"], "step learns from views of images"),
         (["--test-ood", "train.parquet"], "all 400 vectors of train.parquet are also in train (equal values)"),
     ],
 )
@@ -107,8 +103,7 @@ def test_what_does_not_fit_vectors_is_refused(
     monkeypatch.chdir(tables)
     lay_out(tables, n_labeled=4)
     np.save(tables / "other.npy", RNG.normal(size=(5, 3)))
-    label = [] if "--label" in arguments else ["--label", "topic"]
-    given = ["--id", "train.parquet", "--wild", "may.parquet", *label]
+    given = ["--id", "train.parquet", "--wild", "may.parquet", "--label", "topic"]
     assert reason in refused("init", "d", *given, *arguments, root=tables)
 
 
@@ -153,8 +148,6 @@ def test_a_frozen_network_needs_trained_weights_and_its_normalisation(code: str,
     assert f"those of {code}:Net are random" in refused(*frozen, f"{code}:Net", *EXPECTED, root=tmp_path)
     assert "set --image-size, --mean, --std" in refused(*frozen, f"{code}:Net", "--weights", "net.pt", root=tmp_path)
     assert "--weights pretrained is for" in refused(*frozen, "small-cnn", "--weights", "pretrained", root=tmp_path)
-    assert "--model linear is for vectors" in refused(*frozen, "linear", root=tmp_path)
-    assert "name columns of vectors" in refused("init", "d", *given, "--vector", "x", root=tmp_path)
     said, params = init(tmp_path / "d", *given, "--frozen", "--model", f"{code}:trained", *EXPECTED)
     assert "the weights that it comes with" in said
     assert params.model.weights is None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import pandas as pd
 import pytest
-from rich.console import Console
+from helpers.cli import shown
 
 from salcli.errors import MissingArtifactError, PaperError
 from salcli.params.presets import preset, presets, resolved
@@ -56,11 +55,8 @@ def row(comparison: Comparison, test: str, method: str) -> ComparedRow:
     return found
 
 
-def shown(comparison: Comparison, width: int = 100) -> str:
-    console = Console(width=width, file=io.StringIO())
-    console.print(paper_grid(comparison).rich())
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def said(comparison: Comparison) -> str:
+    return " ".join(shown(paper_grid(comparison).rich()).split())
 
 
 @pytest.fixture(scope="module")
@@ -103,25 +99,10 @@ def test_a_preset_finds_its_own_table_or_one_with_the_same_numbers(name: str) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "tables"),
-    [
-        ("unseen-tin", {}, ["unseen-tin"]),
-        ("main-cifar100", {}, [MAIN]),  # it stands for the ablations that repeat its row
-        ("random-labels", {"evaluate__methods": ["sal-random-labels", "msp"]}, ["random-labels", MAIN]),
-        ("mixing-ratio", {"data__pi": [0.2]}, ["mixing-ratio"]),
-    ],
-)
-def test_tables_are_found_by_data_share_and_variant(name: str, overrides: dict[str, object], tables: list[str]) -> None:
-    assert [one.table for one in matching_settings(params_of(name, **overrides))][: len(tables)] == tables
-
-
-@pytest.mark.parametrize(
     ("overrides", "names"),
     [
         ({}, ["SAL", "SAL (c=1)"]),
         ({"filter__score": "gradnorm"}, ["SAL (gradnorm filter)"]),
-        ({"filter__svd": "class-agnostic"}, ["SAL (class-agnostic)"]),
-        ({"filter__labels": "random"}, ["SAL (random-labels)"]),
         ({"train_ood__candidate_id": True}, ["SAL (candidate-id)"]),
         ({"filter__n_vectors": 4}, ["SAL (c=4)"]),
         ({"filter__score": "gradnorm", "filter__labels": "random"}, []),  # two changes at once are not theirs
@@ -133,18 +114,9 @@ def test_our_sal_has_the_papers_name(overrides: dict[str, object], names: list[s
     assert [name for name in ours if name in known] == names
 
 
-@pytest.mark.parametrize(
-    ("overrides", "part"),
-    [
-        ({"data__pi": [0.33], "data__ood": ["svhn"]}, "π 0.33"),
-        ({"filter__n_vectors": 9, "evaluate__methods": ["sal"]}, "SAL (c=9)"),
-    ],
-)
-def test_no_match_says_what_was_looked_for_and_which_presets_fit(overrides: dict[str, object], part: str) -> None:
-    with pytest.raises(PaperError) as caught:
-        matching_settings(params_of("main-cifar100", **overrides))
-    assert part in str(caught.value)
-    assert "presets that fit cifar100: main-cifar100," in str(caught.value)
+def test_no_match_says_which_presets_fit() -> None:
+    with pytest.raises(PaperError, match=r"π 0\.33(.|\n)*presets that fit cifar100: main-cifar100,"):
+        matching_settings(params_of("main-cifar100", data__pi=[0.33], data__ood=["svhn"]))
 
 
 # --- the comparison
@@ -194,27 +166,21 @@ def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
 
 
 def test_the_table_shows_the_differences_and_what_is_compared_in_every_format(main_table: Comparison) -> None:
-    grid, text = paper_grid(main_table), " ".join(shown(main_table).split())
+    grid, text = paper_grid(main_table), said(main_table)
     for part in (
         "SAL 0.15 0.07 +0.08 99.85 99.95 −0.10",
         "ODIN – 84.66 – – 67.26 –",
-        "Du et al., ICLR 2024, Table 1, Section 5.2",
         "Ours: mean of 2 seeds. The paper's: mean of 10 runs.",
-        "the classifier has not seen the wild half of the ID data, no image is both wild and test",
         "not evaluated here: lsun-c, lsun-r, textures",
-        "cifar100, wrn-40-2, π 0.1 (main-cifar100)",
     ):
         assert part in text
     assert "| svhn | SAL | 0.15 | 0.07 | +0.08 | 99.85 | 99.95 | −0.10 |  |  |  |" in grid.markdown().splitlines()
-    body, _, rest = grid.latex().partition(r"\end{tabular}")
-    assert r" & SAL & 0.15 & 0.07 & +0.08 & 99.85 & 99.95 & $-$0.10 &  &  &  \\" in body
-    assert body.isascii()
-    assert all(line.startswith("%") for line in rest.splitlines()[1:])
+    assert r" & SAL & 0.15 & 0.07 & +0.08 & 99.85 & 99.95 & $-$0.10 &  &  &  \\" in grid.latex()
     frame = paper_frame([main_table])
     [line] = frame[(frame["ood"] == "svhn") & (frame["method"] == "SAL")].to_dict("records")
     assert (line["table"], line["n_seeds"], line["fpr95_difference"]) == ("main-cifar100", 2, pytest.approx(0.08))
     [short] = compare(results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)}), params_of("main-cifar100", train_ood__epochs=3))
-    assert "Short schedule: train_ood.epochs 3 instead of 100" in " ".join(shown(short).split())
+    assert "Short schedule: train_ood.epochs 3 instead of 100" in said(short)
 
 
 # --- π and variants
@@ -230,7 +196,7 @@ def test_variants_that_the_paper_calls_sal_are_rows_of_their_own_with_their_prot
     [comparison] = [one for one in compare(results(runs), params) if one.setting.table == "main-cifar100"]
     assert row(comparison, "svhn", "SAL: SAL").pairs["fpr95"].ours == 0
     assert row(comparison, "svhn", "SAL: sal-paper").pairs["fpr95"].ours == 1
-    assert "SAL: holdout (our default); sal-paper: train (the paper's text)" in " ".join(shown(comparison).split())
+    assert "SAL: holdout (our default); sal-paper: train (the paper's text)" in said(comparison)
 
 
 # --- the paper's points over π
@@ -244,5 +210,3 @@ def test_the_papers_own_data_get_the_papers_own_points_and_others_are_told_whose
     assert curves["fpr95", "svhn"] == pytest.approx({0.05: 0.0017, 0.1: 0.0007, 0.2: 0.0008, 0.5: 0.0002, 0.9: 0.0003})
     others = paper_curves(params_of("default"), params_of("default").data.ood)
     assert all(one.ood is None and "other data: CIFAR-100, WRN-40-2" in one.name for one in others)
-    (of_five,) = [one for one in others if "mean of five" in one.name]
-    assert of_five.by_pi[0.05] == pytest.approx((0.17 + 6.21 + 0.94 + 0.84 + 5.77) / 500)

@@ -22,10 +22,8 @@ from salcli.sal.filter import (
     reference_gradients,
     score_threshold,
     separation_errors,
-    working_quantiles,
 )
-from salcli.sal.gradients import Factors, Gradients, Representation, mean_gradient
-from salcli.store.formats import RepresentationFile
+from salcli.sal.gradients import Factors, mean_gradient
 
 N_CLASSES, N_FEATURES = 4, 5  # K·D is 20
 CLASSES = range(N_CLASSES)
@@ -112,10 +110,8 @@ def test_class_agnostic_scores_equal_a_dense_svd(
     wild, calibration, id_train = sources(n_wild)
     reference = reference_gradients(id_train, N_CLASSES, class_conditional=class_conditional)
     found = class_agnostic_scores(wild, [wild, calibration], reference, n_vectors)
-    rows = [
-        np.stack([g - reference[label if class_conditional else 0].flatten().numpy() for g, label in pairs])
-        for pairs in (zip(dense(source), source.label, strict=True) for source in (wild, calibration))
-    ]
+    means = np.stack([dense(id_train.of_class(k) if class_conditional else id_train).mean(axis=0) for k in CLASSES])
+    rows = [dense(source) - means[source.label] for source in (wild, calibration)]
     assert_equal_scores(found, [slow_scores(rows[0], each, n_vectors) for each in rows])
 
 
@@ -158,45 +154,6 @@ def test_scores_equal_a_dense_svd_for_any_class_sizes_with_repeated_and_zero_row
     assert_equal_scores(found, expected)
 
 
-@pytest.mark.parametrize("label_row_only", [False, True])
-@pytest.mark.parametrize("rows_per_chunk", [11, 8192])
-def test_scores_from_a_file_do_not_depend_on_the_chunk(
-    rows_per_chunk: int,
-    label_row_only: bool,
-    small_side: int,
-    random_representation: Callable[..., Representation],
-    stored: Callable[..., RepresentationFile],
-) -> None:
-    representations = [random_representation(n, N_CLASSES, N_FEATURES, seed) for seed, n in enumerate((120, 30, 40))]
-    files = [Gradients(stored(x, rows_per_chunk), x.label, label_row_only) for x in representations]
-    direct = [next(Gradients(x, x.label, label_row_only).chunks()) for x in representations]
-    streamed = class_conditional_scores(files[0], files[:2], files[2], CLASSES, n_vectors=2)
-    assert_equal_scores(streamed, slow_class_conditional(direct[0], direct[:2], direct[2], n_vectors=2))
-    reference = reference_gradients(files[2], N_CLASSES, class_conditional=True)
-    expected = class_agnostic_scores(direct[0], direct[:2], reference, n_vectors=2)
-    streamed = class_agnostic_scores(files[0], files[:2], reference, n_vectors=2)
-    assert_equal_scores(streamed, [values.numpy() for values in expected])
-
-
-def test_references_are_the_mean_of_each_class_or_of_all(sources: Sources) -> None:
-    _, _, id_train = sources(1)
-    found = reference_gradients(id_train, N_CLASSES, class_conditional=True)
-    for k in CLASSES:
-        torch.testing.assert_close(found[k].flatten(), id_train.dense()[id_train.label == k].mean(0))
-    (shared,) = reference_gradients(id_train, N_CLASSES, class_conditional=False)
-    torch.testing.assert_close(shared.flatten(), id_train.dense().mean(0))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_gives_the_same_scores(small_side: int, sources: Sources) -> None:
-    wild, _, id_train = sources(60)
-    on_cpu, on_gpu = (
-        class_conditional_scores(wild, [wild], id_train, CLASSES, 1, device=torch.device(name))[0]
-        for name in ("cpu", "cuda")
-    )
-    torch.testing.assert_close(on_gpu, on_cpu)
-
-
 # --- the threshold; test_metrics has what its value is
 
 # few different values, so that ties are common, or many
@@ -215,28 +172,11 @@ def works(calibration: Tensor, wild: Tensor, quantile: float) -> bool:
     return 0 < n_candidates(calibration, wild, quantile) < len(wild)
 
 
-@given(calibration=SCORES, wild=SCORES)
-def test_working_quantiles_work_at_both_ends_and_nowhere_else(calibration: Tensor, wild: Tensor) -> None:
-    """Slow reference: try a quantile for every possible rank."""
-    n = len(calibration)
-    working_ranks = [rank for rank in range(1, n + 1) if works(calibration, wild, (rank - 0.5) / n)]
-    found = working_quantiles(calibration, wild)
-    if found is None:
-        assert not working_ranks
-        return
-    low, high = found
-    assert working_ranks == list(range(round(low * n) + 1, round(high * n) + 1))
-    assert works(calibration, wild, high)
-    assert works(calibration, wild, low + 1e-6)
-    assert high == 1 or n_candidates(calibration, wild, high + 1e-6) == 0
-    assert low == 0 or n_candidates(calibration, wild, low) == len(wild)
-
-
 @given(calibration=SCORES, wild=SCORES, quantile=QUANTILES)
 def test_a_threshold_that_leaves_no_choice_is_an_error_that_names_quantiles_that_work(
     calibration: Tensor, wild: Tensor, quantile: float
 ) -> None:
-    """The numbers of the message are typed in again: they must work as printed."""
+    """The numbers of the message are typed in again: they must work as printed. All ranks are tried to find them."""
     if works(calibration, wild, quantile):
         assert _threshold(calibration, wild, quantile) == score_threshold(calibration, quantile)
         return
@@ -246,19 +186,14 @@ def test_a_threshold_that_leaves_no_choice_is_an_error_that_names_quantiles_that
     outcome = "no candidate" if n_candidates(calibration, wild, quantile) == 0 else "nothing but candidate"
     assert outcome in message
     named = re.search(r"values from (\S+) to (\S+) work", message)
-    if named is None:
-        assert "no value works" in message
-        assert working_quantiles(calibration, wild) is None
-        return
-    low, high = float(named[1]), float(named[2])
-    assert works(calibration, wild, low)
-    assert works(calibration, wild, high)
-    assert (low, high) == pytest.approx(working_quantiles(calibration, wild), abs=0.51 / len(calibration))
-
-
-def test_without_calibration_scores_the_error_says_why() -> None:
-    with pytest.raises(ThresholdError, match="use a larger calibration set"):
-        _threshold(torch.empty(0, dtype=torch.float64), torch.ones(3, dtype=torch.float64), 0.95)
+    n = len(calibration)
+    working_ranks = [rank for rank in range(1, n + 1) if works(calibration, wild, (rank - 0.5) / n)]
+    assert (named is None) == ("no value works" in message) == (not working_ranks)
+    if named is not None:
+        low, high = float(named[1]), float(named[2])
+        assert works(calibration, wild, low)
+        assert works(calibration, wild, high)
+        assert (n * low, n * high) == pytest.approx((working_ranks[0] - 1, working_ranks[-1]), abs=0.51)
 
 
 # --- errors of the separation
@@ -271,9 +206,12 @@ def test_separation_errors_are_shares_of_each_side(truth: list[tuple[bool, bool]
     found = separation_errors(is_candidate, is_ood)
     wild_id = [candidate for candidate, ood in truth if not ood]
     wild_ood = [candidate for candidate, ood in truth if ood]
-    expected_in = wild_id.count(True) / len(wild_id) if wild_id else math.nan
-    expected_out = wild_ood.count(False) / len(wild_ood) if wild_ood else math.nan
-    assert (found.err_in, found.err_out) == pytest.approx((expected_in, expected_out), nan_ok=True)
+    candidates = [ood for candidate, ood in truth if candidate]
+    expected = [
+        side.count(counted) / len(side) if side else math.nan
+        for side, counted in ((wild_id, True), (wild_ood, False), (candidates, True))
+    ]
+    assert [found.err_in, found.err_out, found.precision] == pytest.approx(expected, nan_ok=True)
 
 
 def test_err_in_is_what_the_quantile_promises_for_scores_on_the_singular_vectors_of_the_wild_data(
@@ -292,7 +230,7 @@ def test_err_in_is_what_the_quantile_promises_for_scores_on_the_singular_vectors
     everything = Factors(*joined)
     everything.feature[len(pool) :] *= 10
     rng, errors = torch.Generator().manual_seed(0), {0.5: [], 0.9: []}
-    for _ in range(200):
+    for _ in range(100):
         order = torch.randperm(len(pool), generator=rng)
         wild = everything[torch.cat([order[n:], torch.arange(len(pool), len(everything))])]
         wild_tau, tau = class_conditional_scores(wild, [wild, pool[order[:n]]], id_train, range(2), n_vectors=1)
@@ -302,5 +240,5 @@ def test_err_in_is_what_the_quantile_promises_for_scores_on_the_singular_vectors
     # of n exchangeable scores and one more, the new one is above the r-th smallest with probability 1 − r/(n + 1)
     for quantile, found in errors.items():
         standard_error = np.std(found) / math.sqrt(len(found))
-        assert standard_error < 0.005
+        assert standard_error < 0.007
         assert np.mean(found) == pytest.approx(1 - math.ceil(quantile * n) / (n + 1), abs=4 * standard_error)

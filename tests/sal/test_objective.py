@@ -32,19 +32,6 @@ def test_the_binary_risk_is_the_mean_of_two_mean_log_losses(
     assert float(found) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@given(id_logits=LOGITS, outlier_logits=LOGITS)
-def test_a_step_down_makes_id_logits_larger_and_outlier_logits_smaller(
-    id_logits: list[float], outlier_logits: list[float]
-) -> None:
-    """d/dx −log σ(x) = −σ(−x), over the number of samples of its own side, and halved."""
-    id_logit, outlier_logit = double(id_logits).requires_grad_(), double(outlier_logits).requires_grad_()
-    binary_sigmoid_risk(id_logit, outlier_logit).backward()
-    assert id_logit.grad is not None
-    assert outlier_logit.grad is not None
-    torch.testing.assert_close(id_logit.grad, -torch.sigmoid(-double(id_logits)) / (2 * len(id_logits)))
-    torch.testing.assert_close(outlier_logit.grad, torch.sigmoid(double(outlier_logits)) / (2 * len(outlier_logits)))
-
-
 def test_extreme_logits_stay_finite_and_are_worth_their_size() -> None:
     wrong = binary_sigmoid_risk(torch.tensor([-1e4]), torch.tensor([1e4]))
     right = binary_sigmoid_risk(torch.tensor([1e4]), torch.tensor([-1e4]))

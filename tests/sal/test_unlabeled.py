@@ -71,21 +71,6 @@ def test_the_excess_is_its_definition_and_the_bootstrap_a_loop_over_resamples(
         assert resample.tolist() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(("pi", "shift"), [(0.0, 2.0), (0.3, 2.0), (0.3, 6.0)])
-def test_in_a_known_mixture_the_excess_is_pi_less_the_errors(pi: float, shift: float) -> None:
-    """π · (1 − ERR_out − ERR_in), and the bootstrap's spread is that of new samples."""
-    n, m, at, found = 2000, 4000, torch.tensor([0.95]).double(), []
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        calibration, wild = torch.from_numpy(rng.normal(size=n)), rng.normal(size=m)
-        wild[rng.random(m) < pi] += shift
-        found.append(partial_excess(calibration, torch.from_numpy(wild), at))
-    missed = 0.5 * math.erfc(-(1.6448536 - shift) / math.sqrt(2))  # Φ(T − shift)
-    assert np.mean(found) == pytest.approx(pi * (0.95 - missed), abs=4 * np.std(found) / math.sqrt(60) + 1e-3)
-    own = resampled_excess(calibration[None], torch.from_numpy(wild)[None], np.random.default_rng(0), 200, quantiles=at)
-    assert float(own.std()) == pytest.approx(np.std(found), rel=0.4)
-
-
 # --- normal quantiles
 
 
@@ -118,16 +103,16 @@ def test_discoveries_are_those_of_benjamini_and_hochberg(scores: tuple[Tensor, T
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("pi", [0.0, 0.2])
-def test_of_discoveries_at_most_the_share_is_false(pi: float) -> None:
-    shares = []
+def test_at_most_the_allowed_share_of_discoveries_is_false() -> None:
+    """Dealt again and again. Benjamini–Hochberg promises fdr · (1 − π), for fresh calibration scores each time."""
+    fdr, n_id, n_ood, shares = 0.2, 300, 100, []
     for seed in range(200):
-        n_ood = int(pi * 500)
-        wild = torch.cat([normal(seed, 500 - n_ood), normal(seed + 1000, n_ood, 4.0)])
-        threshold = discoveries_threshold(normal(seed + 2000, 300), wild, 0.2)
-        is_found = wild > (math.inf if threshold is None else threshold)
-        shares.append(float(is_found[: 500 - n_ood].sum()) / max(1, int(is_found.sum())))
-    assert np.mean(shares) <= 0.2 + 3 * np.std(shares) / math.sqrt(200)
+        wild = torch.cat([normal(3 * seed, n_id), normal(3 * seed + 1, n_ood, 3.0)])
+        threshold = discoveries_threshold(normal(3 * seed + 2, 500), wild, fdr)
+        found = wild > (math.inf if threshold is None else threshold)
+        shares.append(float(found[:n_id].sum() / found.sum().clamp(min=1)))
+    standard_error = np.std(shares) / math.sqrt(len(shares))
+    assert fdr * 0.75 - 0.05 < np.mean(shares) < fdr * 0.75 + 3 * standard_error
 
 
 @pytest.mark.parametrize(("n_ood", "shift", "n_drift"), [(0, 0.0, 0), (300, 3.0, 0), (0, 0.0, 2700)])
@@ -153,10 +138,7 @@ def test_the_verdict_tells_nothing_from_outliers_and_outliers_from_drift(
     if not n_drift:
         assert np.mean(covered) >= 0.9
         assert all(found) if n_ood else np.mean(found) <= 0.1
-
-
-def test_scores_that_do_not_overlap_are_drift() -> None:
-    assert drift_of(normal(0, 50), normal(1, 50, 100.0)) == math.inf
+    assert drift_of(normal(0, 50), normal(1, 50, 100.0)) == math.inf, "without any overlap"
 
 
 # --- π
@@ -187,9 +169,3 @@ def test_pi_is_found_where_a_score_separates(pi: float) -> None:
     assert found.pi == pytest.approx(pi, abs=0.02)
     if pi > 0.01:
         assert found.score == "good"
-
-
-@pytest.mark.parametrize("sizes", [(0, 3), (3, 0)])
-def test_pi_cannot_be_estimated_from_no_scores(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="from no scores"):
-        best_bin(*(torch.zeros(n) for n in sizes))

@@ -1,0 +1,209 @@
+"""False alarms under control: flagging a batch at a false discovery rate, and watching a stream for ever."""
+
+import csv
+import io
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.cli import refused, salcli
+from helpers.detectors import EXPERIMENT, id_images, random_detector, write_pngs
+
+from salcli import Detector
+from salcli.detector import decisions as d
+from salcli.detector.monitor import EITHER, EXPECTED, HIGHER, MOVED, OUTLIERS, compare, looks_like
+from salcli.sal.metrics import p_values, threshold_that_keeps
+
+ALPHA = 0.05
+DAYS = [f"new/{day}" for day in (1, 2, 3, 4, 5)]
+
+
+def batch(rng: np.random.Generator, n: int, pi: float = 0.0, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and which of them are outliers."""
+    is_outlier = rng.random(n) < pi
+    return np.where(is_outlier, rng.normal(-4, 1, n), rng.normal(shift, 1, n)), is_outlier
+
+
+@pytest.fixture
+def stream(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A detector and five days: two as usual, a single image, strange images, none."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(built / EXPERIMENT.detector.path, "detector.safetensors")
+    images, rng = id_images(built, "test"), np.random.default_rng(0)
+    parts = [images[:60], images[60:120], images[120:121], rng.integers(0, 255, (40, 1, 8, 8), dtype=np.uint8), []]
+    for day, part in enumerate(parts, start=1):
+        for path in write_pngs(tmp_path / f"new/{day}", np.array(part)):
+            os.utime(path, (86400 * day - 43200,) * 2)
+    return tmp_path
+
+
+# --- false discoveries
+
+
+def test_the_mean_share_of_false_discoveries_is_at_most_the_level() -> None:
+    rng, shares, found = np.random.default_rng(0), [], []
+    for _ in range(300):
+        scores, is_outlier = batch(rng, 200, pi=0.1)
+        p = p_values(np.sort(rng.normal(size=2000)), scores)
+        flagged = p <= d.false_discovery_cutoff(p, 0.1)
+        ranked = [value for k, value in enumerate(np.sort(p), 1) if value <= 0.1 * k / 200 + 1e-12]
+        assert flagged.sum() == (p <= max(ranked, default=0)).sum()  # the definition of Benjamini and Hochberg
+        shares.append((flagged & ~is_outlier).sum() / max(1, flagged.sum()))
+        found.append((flagged & is_outlier).sum() / is_outlier.sum())
+    assert 0.05 < np.mean(shares) <= 0.1 + 2 * np.std(shares) / math.sqrt(300)
+    assert np.mean(found) > 0.8
+
+
+def test_a_detector_selects_what_predict_flags(stream: Path) -> None:
+    paths = [*sorted(Path("new/1").iterdir())[:20], *sorted(Path("new/4").iterdir())[:20]]
+    detector, names = Detector.load("detector.safetensors", batch_size=16), [*map(str, paths)]
+    found = detector.select(paths, fdr=0.2)
+    assert 10 < found.is_ood.sum() < 30
+    result = salcli("predict", *names, "--fdr", "0.2", "--batch-size", "16")
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [row["is_ood"] == "true" for row in rows] == found.is_ood.tolist()
+    assert [float(row["p_value"]) for row in rows] == found.p_values.tolist()
+    assert f"{found.is_ood.sum()} OOD" in result.stderr
+    shown = salcli("predict", *names, "--fdr", "0.2", "--format", "table").stdout
+    assert shown.count(" OOD ") == found.is_ood.sum() + 1  # and the header
+    with pytest.warns(UserWarning, match="fewer than 18 outliers among 20 samples cannot be flagged"):
+        assert not detector.select(paths[:20], fdr=0.01).is_ood.any()
+    for options, message in (["--fdr", "0.2", "--id-quantile", "0.9"], "both decide what is OOD"), (
+        ["--fdr", "1.5"], "got 1.5"), (["--fdr", "0.001"], "needs at least 999"):  # fmt: skip
+        assert message in refused("predict", "new", *options, "--out", "a.csv", root=stream)
+
+
+# --- the martingale
+
+
+def test_p_values_and_capital_are_those_of_a_slow_loop() -> None:
+    rng = np.random.default_rng(2)
+    reference, scores = rng.integers(0, 9, 30), rng.integers(0, 9, 1500)
+    chance, past, slow = 1 - np.random.default_rng(7).random(1500), [*reference], []
+    for score, u in zip(scores, chance, strict=True):
+        past.append(score)
+        slow.append(((np.array(past) < score).sum() + u * (np.array(past) == score).sum()) / len(past))
+    assert d.online_p_values(reference, scores, np.random.default_rng(7)) == pytest.approx(slow)
+
+    p, stakes, capital = np.array(slow[:200]) ** 2, np.zeros(7), []
+    reserve = [1 / (1 + math.log1p(t)) for t in range(201)]
+    for t, x in enumerate(p):
+        stakes = (1 - d.JUMP) * stakes + d.JUMP * stakes.mean() + (reserve[t] - reserve[t + 1]) / 7
+        stakes = stakes * [*(k * x ** (k - 1) for k in d.POWERS), *(1 + e * (x - 0.5) for e in d.SLOPES)]
+        capital.append(math.log10(stakes.sum() + reserve[t + 1]))
+    assert d.log_wealth(p) == pytest.approx(capital)
+
+
+def test_over_500_streams_without_a_change_there_are_few_alarms() -> None:
+    rng, n_streams, n_reference, n = np.random.default_rng(3), 500, 60, 600
+    online, fixed = np.empty((2, n_streams, n))
+    for i in range(n_streams):
+        reference, scores = rng.normal(size=n_reference), rng.normal(size=n)
+        online[i] = d.online_p_values(reference, scores, rng)
+        fixed[i] = (np.searchsorted(np.sort(reference), scores) + 1 - rng.random(n)) / (n_reference + 1)
+    rates = [np.mean((d.log_wealth(p) >= -math.log10(ALPHA)).any(axis=1)) for p in (online, fixed)]
+    assert rates[0] <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / n_streams)
+    assert rates[1] > 4 * ALPHA  # p-values against a fixed sample share its accidents
+
+
+@pytest.mark.parametrize("change", [{"pi": 0.3}, {"shift": -1.0}, {"shift": 1.0}])
+def test_a_change_is_found_within_some_dozen_samples(change: dict[str, float]) -> None:
+    rng, delays = np.random.default_rng(4), []
+    for _ in range(30):
+        scores = np.concatenate([batch(rng, 300)[0], batch(rng, 200, **change)[0]])
+        crossed = d.log_wealth(d.online_p_values(rng.normal(size=300), scores, rng)) >= 2
+        delays.append(int(crossed.argmax()) - 300 if crossed.any() else 200)
+    assert np.median(delays) <= 80
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({}, {EXPECTED}), ({"pi": 0.1}, {OUTLIERS}), ({"shift": -0.7}, {MOVED, EITHER}), ({"shift": 0.7}, {HIGHER})],
+)
+def test_drift_is_told_from_outliers_and_the_share_of_outliers_lies_in_its_interval(
+    change: dict[str, float], words: set[str]
+) -> None:
+    rng, said, covered = np.random.default_rng(5), [], []
+    for _ in range(40):
+        reference = rng.normal(size=1000)
+        found = compare(reference, batch(rng, 1000, **change)[0], threshold_that_keeps(reference, 0.95))
+        said.append(looks_like(1000, found, 0.01) in words)
+        covered.append(found["pi_low"] <= change.get("pi", 0.0) <= found["pi_high"])
+    assert np.mean(said) >= 0.9
+    assert np.mean(covered) >= 0.8 or "shift" in change
+
+
+def test_id_images_with_less_contrast_are_drift_and_real_outliers_are_outliers(built: Path) -> None:
+    detector = Detector.load(built / EXPERIMENT.detector.path)
+    images, reference = id_images(built, "test"), detector.calibration.astype(np.float64)
+    strange = np.random.default_rng(0).integers(0, 255, (80, 1, 8, 8), dtype=np.uint8)
+    cases = {EXPECTED: images, MOVED: (0.7 * images).astype(np.uint8), OUTLIERS: np.concatenate([images, strange])}
+    for word, batch_of_images in cases.items():
+        found = compare(reference, detector(batch_of_images).scores.astype(np.float64), detector.threshold)
+        assert looks_like(len(batch_of_images), found, 0.01) == word
+
+
+# --- the command
+
+
+def test_every_batch_is_compared_and_an_alarm_has_exit_code_3(stream: Path) -> None:
+    result = salcli("monitor", *DAYS, "--out", "m.json", "--figure", "m.png", "--fail-on-alarm")
+    assert result.exit_code == 3, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert "ALARM at sample" in result.stdout
+    found = json.loads(Path("m.json").read_text())
+    assert [(one["batch"], one["n"]) for one in found["batches"]] == [*zip(DAYS, [60, 60, 1, 40, 0], strict=True)]
+    assert [one["looks_like"] for one in found["batches"]][2:] == ["too few", "outliers or drift", "empty"]
+    assert [one["alarm"] for one in found["batches"]] == [False, False, False, True, True]
+    assert found["alarm"]["batch"] == "new/4"
+    assert Path("m.png").stat().st_size > 10_000
+    for usual in (DAYS[:3], ["new/1", "new/2", "--baseline", "1"]):
+        assert salcli("monitor", *usual, "--fail-on-alarm").exit_code == 0
+
+
+def test_predictions_and_days_give_what_the_images_give(stream: Path) -> None:
+    lines = [""]
+    for day in (1, 2, 3, 4):
+        salcli("predict", f"new/{day}", "--out", f"scores/{day}.csv")
+        lines[0], *rows = Path(f"scores/{day}.csv").read_text().splitlines()
+        lines += [f"{row},1970-01-0{day} 10:00" for row in rows]
+    Path("all.csv").write_text("\n".join([f"{lines[0]},taken", *lines[1:]]))
+    files, tables = " ".join(f"scores/{day}.csv" for day in (1, 2, 3, 4)), []
+    for arguments in (" ".join(DAYS[:4]), files, "all.csv --by day --date taken", "new --by day"):
+        salcli("monitor", *arguments.split(), "--out", "m.jsonl")
+        tables.append([json.loads(line) for line in Path("m.jsonl").read_text().splitlines()])
+    assert [row["batch"] for row in tables[3]] == [f"1970-01-0{day}" for day in (1, 2, 3, 4)]
+    for row in [row for table in tables for row in table]:
+        del row["batch"]
+    assert tables[0] == tables[1] == tables[2] == tables[3]
+
+
+def test_vectors_are_grouped_by_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    random_detector("linear", channels=5).save(Path("detector.safetensors"))
+    x = np.random.default_rng(0).random((90, 5), np.float32)
+    x[3] = np.nan
+    np.savez("new.npz", x=x, camera=np.repeat(["b", "a"], 45))
+    result = salcli("monitor", "new.npz", "--by", "camera", "--out", "m.jsonl")
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in Path("m.jsonl").read_text().splitlines()]
+    assert [(row["batch"], row["n"], row["unreadable"]) for row in rows] == [("b", 44, 1), ("a", 45, 0)]
+    assert "no column camra (did you mean camera?)" in refused("monitor", "new.npz", "--by", "camra", root=tmp_path)
+
+
+def test_what_cannot_be_monitored_is_refused(stream: Path) -> None:
+    Path("other.csv").write_text("path,score,p_value,error\na.png,0.5,0.123,\n")
+    n = len(Detector.load("detector.safetensors").calibration)
+    Path("dates.csv").write_text(f"path,score,p_value\na.png,-1e9,{1 / (n + 1)}\n")
+    for arguments, message in {
+        "new/5": "there is nothing to monitor: no images in new/5",
+        "new/1 --by camera": "images have no column camera",
+        "new/1 --alpha 0": "--alpha must be greater than 0",
+        "other.csv": "holds scores of another detector than detector.safetensors: to a score of 0.5 belongs",
+        "dates.csv --by day --date path": "dates.csv, row 0: path is a.png, which is no date",
+    }.items():
+        assert message in refused("monitor", *arguments.split(), root=stream)

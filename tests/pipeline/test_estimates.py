@@ -1,0 +1,146 @@
+"""Held-out wild data: kept out of filter and training, scored by every method, and shown as estimates."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.cli import refused, salcli, shown
+from helpers.quick import EXPERIMENT
+from helpers.stages import params_of, written
+
+from salcli.data.splits import WildMixture, hold_out
+from salcli.errors import DataError
+from salcli.pipeline import evaluate, extract, prepare, train_ood
+from salcli.pipeline import filter as filter_stage
+from salcli.report.results import Results, results_view
+from salcli.store.files import read_arrays
+from salcli.store.formats import read_wild_holdout, read_wild_set, read_wild_truth, write_wild_truth
+from salcli.store.layout import Workspace
+
+HOLDOUT = {"data.wild_holdout": 0.4, "train_ood.epochs": 1, "evaluate.methods": ["sal", "knn", "separator", "odin"]}
+
+
+def test_copies_are_held_out_together_and_nothing_is_lost() -> None:
+    mixture = WildMixture(np.arange(100, 200), np.arange(100) % 3 == 0)
+    equal = np.arange(100) % 40  # 100 samples, 40 contents
+    kept, held = hold_out(mixture, 0.2, seed=0, equal=equal)
+    assert kept.is_ood is not None
+    assert sorted([*kept.source, *held]) == [*range(100, 200)]
+    assert not {*equal[kept.source - 100]} & {*equal[held - 100]}
+    assert abs(len(held) - 20) <= 3
+    assert (kept.is_ood == ((kept.source - 100) % 3 == 0)).all()
+    assert (held == hold_out(mixture, 0.2, seed=0, equal=equal)[1]).all()
+    assert hold_out(mixture, 0.2, seed=1, equal=equal)[1].tolist() != held.tolist()
+    for share in (0.001, 0.999):
+        with pytest.raises(DataError, match=r"data\.wild_holdout 0\.\d+ of 100 wild samples is (none|all)"):
+            hold_out(mixture, share, 0, equal)
+
+
+@pytest.fixture(scope="module")
+def estimated(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A project with held-out wild data, where every stage has run."""
+    root = tmp_path_factory.mktemp("held out") / "project"
+    shutil.copytree(built, root)
+    workspace = Workspace(root)
+    params = params_of(workspace, HOLDOUT)
+    prepare.prepare_wild(workspace, params.data, EXPERIMENT)
+    for stage in (extract.run_wild, filter_stage.run, train_ood.run, evaluate.run):
+        stage(workspace, params, EXPERIMENT)  # type: ignore[operator]
+    return workspace
+
+
+@pytest.fixture
+def project(estimated: Workspace, tmp_path: Path) -> Workspace:
+    shutil.copytree(estimated.root, tmp_path / "project")
+    return Workspace(tmp_path / "project")
+
+
+def estimates(workspace: Workspace) -> dict[str, Any]:
+    return json.loads(workspace.find(EXPERIMENT.estimates).path.read_text())  # type: ignore[no-any-return]
+
+
+def test_the_held_out_part_is_what_the_wild_set_lacks(built: Path, estimated: Workspace) -> None:
+    before, after = (read_wild_set(one.find(EXPERIMENT.wild)) for one in (Workspace(built), estimated))
+    held = read_wild_holdout(estimated.find(EXPERIMENT.wild_holdout))
+    assert sorted([*after.source, *held]) == sorted(before.source)  # disjoint, and so disjoint from all other parts
+    assert len(held) == round(0.4 * len(before.source))
+    np.testing.assert_array_equal(after.ood_test, before.ood_test)
+    truth = read_wild_truth(estimated.find(EXPERIMENT.truth))
+    assert truth is not None
+    assert len(truth) == len(after.source)
+    assert len(read_wild_holdout(Workspace(built).find(EXPERIMENT.wild_holdout))) == 0
+
+
+def test_filter_and_training_do_without_it(project: Workspace) -> None:
+    params = params_of(project, HOLDOUT)
+    made = EXPERIMENT.candidates, EXPERIMENT.network("sal")
+    before = written(project, *made)
+    for artifact in (EXPERIMENT.wild_holdout, EXPERIMENT.wild_holdout_representation):
+        (project.root / artifact.path).unlink()
+    filter_stage.run(project, params, EXPERIMENT)
+    train_ood.run(project, params, EXPERIMENT)
+    assert written(project, *made) == before
+
+
+def test_the_truth_does_not_reach_the_estimates(project: Workspace) -> None:
+    found = project.find(EXPERIMENT.truth)
+    truth, before = read_wild_truth(found), estimates(project)
+    assert truth is not None
+    write_wild_truth(found.path, ~truth, {})
+    evaluate.run(project, params_of(project, HOLDOUT), EXPERIMENT)
+    assert estimates(project) == before
+
+
+def test_every_method_scores_it_and_the_test_data_as_before(estimated: Workspace) -> None:
+    scores = read_arrays(estimated.find(EXPERIMENT.evaluation("scores.h5")), evaluate.SCORES)
+    held = read_wild_holdout(estimated.find(EXPERIMENT.wild_holdout))
+    for name in HOLDOUT["evaluate.methods"]:  # type: ignore[attr-defined]
+        assert len(scores[f"{name}/wild"]) == len(held)
+        assert np.isfinite(scores[f"{name}/wild"]).all()
+    found = estimates(estimated)
+    assert found.keys() == {"pi", "methods", "chosen", "reason"}
+    assert 0 <= found["pi"]["low"] <= found["pi"]["value"] <= found["pi"]["high"] <= 1
+    assert found["chosen"] in HOLDOUT["evaluate.methods"]  # type: ignore[operator]
+
+
+def test_without_a_holdout_nothing_is_estimated(built: Path) -> None:
+    found = estimates(Workspace(built))
+    assert found == {
+        "pi": {"value": None, "low": None, "high": None}, "methods": {}, "chosen": "sal",
+        "reason": "no wild data are held out (data.wild_holdout is 0)",
+    }  # fmt: skip
+    assert "data.wild_holdout: 0.2" in refused("table", "--estimates", "--params", f"{built}/params.yaml", root=built)
+
+
+def test_the_table_shows_estimates_where_nothing_is_measured_or_if_asked_for(project: Workspace) -> None:
+    number = {"value": 0.42, "low": 0.1, "high": 0.9}
+    content = {
+        "pi": {"value": 0.09, "low": 0.05, "high": 0.15},
+        "methods": {"sal": {"fpr95": number, "auroc": number}},
+        "chosen": "knn",
+        "reason": "knn finds more",
+    }
+    project.find(EXPERIMENT.estimates).path.write_text(json.dumps(content))
+    params = ["--params", f"{project.root}/params.yaml"]
+    plain, both = salcli("table", *params).output, salcli("table", "--estimates", *params).output
+    assert "est." not in plain
+    assert "measured and estimated without labels" in both
+    as_json = json.loads(salcli("table", "--estimates", "--format", "json", *params).output)
+    (row,) = [row for row in as_json if row["method"] == "sal" and row["ood"] == EXPERIMENT.ood]
+    assert (row["estimated_fpr95_low"], row["estimated_pi_high"], row["is_chosen"]) == (10, 15, False)
+
+    path = project.find(EXPERIMENT.evaluation("metrics.json")).path
+    metrics = json.loads(path.read_text())
+    for own in (own for name, own in metrics.items() if name != "samples"):  # as if nobody knew what is OOD
+        own |= dict.fromkeys(("fpr95", "auroc", "aupr_in", "aupr_out"))
+    path.write_text(json.dumps(metrics))
+    text = shown(results_view(Results.read([path]), 100))
+    assert "estimated without labels" in text
+    assert "π̂ = 9 (5–15)%" in text
+    assert "knn finds more" in text
+    (line,) = [line for line in text.splitlines() if " SAL " in line]
+    assert line.count("42 (10–90)") == 2
+    assert text.count("cannot tell") == 2 * 3  # the other methods
