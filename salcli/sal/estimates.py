@@ -273,5 +273,5 @@ def choose(
         )
     best = max(better, key=lambda name: float(excess[name][0]))
     low, high = (f"{100 * end:.1f}" for end in ends[best])
-    more = f"{low} to {high}% of {n_wild:,} held-out wild samples more"
+    more = f"{low} to {high}% more of the {n_wild:,} held-out wild samples (90% interval)"
     return best, f"{best} finds more outliers than {incumbent}: {more}{left_out}"
