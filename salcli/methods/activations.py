@@ -1,4 +1,4 @@
-"""Energy after activations or weights were cut: ReAct, DICE, ASH."""
+"""Energy after activations or weights were cut or scaled: ReAct, DICE, ASH, SCALE."""
 
 from __future__ import annotations
 
@@ -50,12 +50,22 @@ class Dice(PostHoc):
         return energy(self.sparse.logits(x.feature))
 
 
+def largest(features: Float[Tensor, "n d"], percentile: float) -> tuple[Tensor, Tensor, Float[Tensor, " n"]]:
+    """Each sample's activations above the percentile, their indices, and exp(sum of all / sum of these).
+
+    At least one is kept. The ratio is at most d over their number, because the others are smaller; it is below 1 where
+    those are negative, as those of vectors may be. A sample without activations has the ratio 1.
+    """
+    n_kept = max(1, features.shape[1] - round(features.shape[1] * percentile / 100))
+    values, index = features.topk(n_kept, dim=1)
+    after = values.sum(dim=1)
+    ratio = torch.where(after > 0, features.sum(dim=1) / after, 1.0)
+    return values, index, ratio.exp()
+
+
 @method("ash", label="ASH", paper="Djurisic et al., 2023")
 class Ash(PostHoc):
-    """ASH-S: energy of a sample's largest activations, times exp(sum before / sum after).
-
-    At least one activation is kept, and a sample without activations stays as it is.
-    """
+    """ASH-S: energy of a sample's largest activations, times exp(sum before / sum after)."""
 
     Params = PercentileParams
     head: Head
@@ -65,9 +75,15 @@ class Ash(PostHoc):
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
         features = x.feature.double()
-        n_kept = max(1, features.shape[1] - round(features.shape[1] * self.params.percentile / 100))
-        values, index = features.topk(n_kept, dim=1)
-        after = values.sum(dim=1)
-        ratio = torch.where(after > 0, features.sum(dim=1) / after, 1.0)
-        pruned = torch.zeros_like(features).scatter(1, index, values * ratio.exp()[:, None])
+        values, index, factor = largest(features, self.params.percentile)
+        pruned = torch.zeros_like(features).scatter(1, index, values * factor[:, None])
         return energy(self.head.logits(pruned))
+
+
+@method("scale", label="SCALE", paper="Xu et al., 2024")
+class Scale(Ash):
+    """Energy of all activations, times ASH's exp(sum of all / sum of the largest): nothing is cut."""
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        features = x.feature.double()
+        return energy(self.head.logits(features * largest(features, self.params.percentile)[2][:, None]))

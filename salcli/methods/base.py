@@ -28,7 +28,7 @@ from salcli.engine.batches import Batches, EndlessRows, LabeledRows, Rows
 from salcli.engine.device import Compute
 from salcli.engine.inference import in_batches
 from salcli.engine.linear import FullFit
-from salcli.engine.training import Epoch, Run, reproducible
+from salcli.engine.training import SCHEDULES, Epoch, Run, reproducible
 from salcli.errors import ParamsError, SalError, unknown_name
 from salcli.models.custom import import_object
 from salcli.models.network import AsGiven, Classifier, NetworkSpec
@@ -40,10 +40,11 @@ from salcli.sal.seeding import derived_seed
 # -- hyper-parameters
 
 Share = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# bounds far beyond sense, within which float32 and int64 do not overflow
+Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+NotNegative = Annotated[float, Field(ge=0, le=1e30)]
 Percentile = Annotated[float, Field(ge=1, lt=100)]  # from 1 on: a share such as 0.9 is a mistake
 
 
@@ -71,15 +72,16 @@ class SgdParams(Section):
     """A training run by stochastic gradient descent."""
 
     epochs: Count
-    batch_size: Annotated[int, Field(ge=2, strict=True)]
+    batch_size: Annotated[int, Field(ge=2, le=10**9, strict=True)]
     lr: Positive
     momentum: Annotated[float, Field(ge=0, lt=1)]
     weight_decay: NotNegative
 
 
 class TrainParams(SgdParams):
-    """With Nesterov momentum and a cosine schedule."""
+    """With Nesterov momentum."""
 
+    schedule: Literal["cosine", "constant", "steps"]  # engine.training.SCHEDULES
     augment: Literal["none", "flip-crop"]
 
 
@@ -186,7 +188,10 @@ class Head:
 
 @dataclass(frozen=True)
 class Known:
-    """What a post-hoc method may know before it scores: the head, labeled ID data, unlabeled wild data."""
+    """What a post-hoc method may know before it scores: the head, labeled ID data, unlabeled wild data.
+
+    Equal methods are fitted once, and a source is scored once by them, because scores are also made of other scores.
+    """
 
     head: Head
     id_train: RepresentationSource
@@ -196,11 +201,33 @@ class Known:
     note: Callable[[str], None] = lambda text: None
     as_given: AsGiven = field(default_factory=AsGiven)  # undoes the standardization of vectors
     calibration: RepresentationSource | None = None  # held-out ID data
+    test: RepresentationSource | None = None  # what will be scored, where that is known before
+    cache: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def features(self) -> Float[Tensor, "m d"]:
         """Of the ID training data, in memory."""
         return torch.cat([chunk.feature for chunk in self.id_train.chunks()])
+
+    def fitted(self, method: P) -> P:
+        """This method, or an equal one that is fitted already."""
+        key = method.name, repr(method.params)
+        if key not in self.cache:
+            method.fit(self)
+            self.cache[key] = method
+        found: P = self.cache[key]
+        return found
+
+    def scores(self, method: PostHoc, source: RepresentationSource) -> Float[Tensor, " n"]:
+        """Of all samples of a source."""
+        own = self.fitted(method)
+        if (id(own), id(source)) not in self.cache:
+            self.cache[id(own), id(source)] = source, own.scores(source)  # the source stays, and so its id
+        found: Tensor = self.cache[id(own), id(source)][1]
+        return found
+
+
+P = TypeVar("P", bound="PostHoc")
 
 
 class PostHoc(Method):
@@ -292,6 +319,7 @@ class Start:
             compute=self.compute,
             generator=generator,
             stateful=stateful,
+            schedule=SCHEDULES[self.schedule.schedule],
             **options,
         )
 
@@ -350,6 +378,19 @@ class WildTrained(Trained):
 
 class IdTrained(Trained):
     """Trained from scratch on labeled ID data alone, in another way than the ID classifier."""
+
+    @property
+    def images(self) -> Literal["train", "all"]:
+        """Of the ID data: the labeled part, or all but the test's."""
+        return getattr(self.params, "images", "train")
+
+
+ALL_ID = "all-id"  # the encoder that is the ID classifier, trained on all ID data but the test's
+
+
+def of_all_id(row: str) -> bool:
+    """Whether a row is a post-hoc score of that network, such as knn@all-id."""
+    return row.endswith(f"@{ALL_ID}")
 
 
 # -- finding methods

@@ -1,11 +1,14 @@
-"""Rivals that learn their features by contrast from labeled ID data, then fit linear heads on them: KNN+ and CSI."""
+"""Rivals that learn their features by contrast from labeled ID data, then fit linear heads on them: KNN+ and CSI.
+
+And the network of baselines that train on all ID data.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -14,9 +17,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.optim import Optimizer
 
-from salcli.engine.augmentation import Distortions
+from salcli.engine.augmentation import Augmentation, Distortions
 from salcli.engine.batches import Batch, Batches, check_views_exist, viewed
-from salcli.engine.training import BatchResult, Run, SgdConfig, drops, lars, momentum_sgd, warm_up_then_cosine
+from salcli.engine.training import (
+    SCHEDULES,
+    BatchResult,
+    Run,
+    SgdConfig,
+    drops,
+    lars,
+    momentum_sgd,
+    warm_up_then_cosine,
+)
 from salcli.methods.base import (
     Count,
     IdTrained,
@@ -25,6 +37,7 @@ from salcli.methods.base import (
     Positive,
     SgdParams,
     Start,
+    TrainParams,
     check_count,
     method,
 )
@@ -168,6 +181,7 @@ class HeadParams(SgdParams):
 class EncoderParams(SgdParams):
     """Training by contrast: the learning rate rises linearly, then falls with a cosine."""
 
+    images: Literal["train", "all"]
     warmup_epochs: Annotated[int, Field(ge=0, strict=True)]
     warmup_lr: Positive
     temperature: Positive
@@ -356,3 +370,43 @@ class Csi(_Contrastive):
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return msp(outputs[0])
+
+
+# -- baselines
+
+
+@method("all-id", label="MSP", paper="Du et al., 2024")
+class OnAllId(IdTrained):
+    """The ID classifier, trained on all ID data but the test's, as the paper's baselines without wild data are.
+
+    Post-hoc scores of this network are rows such as knn@all-id.
+    """
+
+    Params = TrainParams
+    images = "all"
+
+    def phases(self, start: Start) -> Phases:
+        with start.random("train-all-id") as generator:
+            network, augment = Classifier(start.spec), start.generator("augment")
+            run = Run(
+                network=network,
+                objective=_cross_entropy,
+                batches=Batches(start.training, start.compute, Augmentation(self.params.augment, augment)),
+                n_samples=len(start.training),
+                params=self.params,
+                compute=start.compute,
+                generator=generator,
+                stateful={"augmentation": augment},
+                schedule=SCHEDULES[self.params.schedule],
+            )
+            yield Phase("", run, self.params.model_dump())
+        return network
+
+    def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
+        return msp(outputs[0])
+
+
+def _cross_entropy(network: nn.Module, batch: Batch) -> BatchResult:
+    samples, labels = batch
+    logits = network(samples)
+    return BatchResult(cross_entropy(logits, labels), (logits.argmax(1) == labels).sum())

@@ -1,11 +1,11 @@
-"""Scores of the logits, and of nothing but one forward pass: MSP, Energy, GradNorm."""
+"""Scores of the logits, and of nothing but one forward pass: MSP, MLS, GEN, Energy, GradNorm."""
 
 from __future__ import annotations
 
 from jaxtyping import Float
 from torch import Tensor
 
-from salcli.methods.base import PostHoc, method
+from salcli.methods.base import Count, Positive, PostHoc, Section, method
 from salcli.sal.gradients import Representation
 
 
@@ -30,6 +30,30 @@ class Msp(PostHoc):
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
         return msp(x.logits)
+
+
+@method("mls", label="MLS", paper="Hendrycks et al., 2022")
+class MaxLogit(PostHoc):
+    """The largest logit."""
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        return x.logits.double().amax(dim=1)
+
+
+@method("gen", label="GEN", paper="Liu et al., 2023")
+class Gen(PostHoc):
+    """Minus the generalized entropy Σ pᵞ (1 − p)ᵞ of the most probable classes."""
+
+    class Params(Section):
+        """gamma: γ; most_classes: how many count at most."""
+
+        gamma: Positive
+        most_classes: Count
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        p = x.logits.double().softmax(dim=1)
+        p = p.topk(min(self.params.most_classes, p.shape[1]), dim=1).values
+        return -(p * (1 - p)).pow(self.params.gamma).sum(dim=1)
 
 
 @method("energy", label="Energy", paper="Liu et al., 2020")

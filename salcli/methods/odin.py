@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from salcli.errors import ModelError
 from salcli.methods.base import InputScore, NotNegative, Positive, Section, method
 from salcli.methods.logits import msp
 from salcli.models.network import Classifier
@@ -51,7 +52,12 @@ def odin_logits(
         scaled = network(sample) / temperature
         # only the sign counts: the factor keeps gradients from vanishing in low precision
         loss = temperature * cross_entropy(scaled, scaled.max(dim=1).indices, reduction="sum")
-        (gradient,) = torch.autograd.grad(loss, sample)
+        gradient = torch.autograd.grad(loss, sample, allow_unused=True)[0] if loss.requires_grad else None
+        if gradient is None:
+            raise ModelError(
+                "odin needs gradients w.r.t. its input, and this network has none (its backbone runs under "
+                "torch.no_grad); name the other methods in evaluate.methods, or another filter.score"
+            )
     step = gradient.sign() / gradient.new_tensor(std).view(-1, *[1] * (gradient.ndim - 2))
     with torch.no_grad():
         return network(normalised - epsilon * step)

@@ -47,7 +47,7 @@ from salcli.sal.gradients import (
     last_layer_residual,
     mean_gradient,
 )
-from salcli.sal.objective import sal_objective
+from salcli.sal.objective import BinaryLoss, sal_objective
 from salcli.sal.seeding import generator
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 
@@ -76,7 +76,7 @@ class FilterParams(Section):
     reference: Literal["class-conditional", "global"]
     n_vectors: Count
     gradient: Literal["full", "predicted-row"]
-    labels: Literal["predicted", "random"]
+    labels: Literal["predicted", "random-wild", "random"]
 
     @model_validator(mode="after")
     def _calibration_fits_score(self) -> FilterParams:
@@ -106,18 +106,25 @@ class TrainOodParams(TrainParams):
 
     solver: Solver
     penalty: Penalty
+    loss: BinaryLoss
     loss_weight: Positive
     candidate_id: bool
     review: Annotated[str, Field(min_length=1)] | None
+
+    @model_validator(mode="after")
+    def _solver_fits_loss(self) -> TrainOodParams:
+        if self.solver == LBFGS and self.loss != "logistic":
+            raise ValueError("solver lbfgs fits a logistic regression: set loss to logistic, or solver to sgd")
+        return self
 
 
 def unlabeled_gradients(source: RepresentationSource, params: FilterParams, seed: int, what: str) -> Gradients:
     """Gradients of samples whose labels are not known: predicted, or random. `what` names the samples.
 
-    Held-out ID samples are treated just as wild ones are.
+    Held-out ID samples are treated just as wild ones are, except by `random-wild`.
     """
     label = source.predicted
-    if params.labels == "random":
+    if params.labels == "random" or (params.labels == "random-wild" and what == "wild"):
         drawn = generator(seed, f"random-labels, {what}").integers(source.n_classes, size=len(source))
         label = torch.from_numpy(drawn)
     return Gradients(source, label, params.gradient == "predicted-row", float(params.temperature))
@@ -172,6 +179,27 @@ def _first_defined(scores: list[Tensor]) -> Tensor:
     return reduce(lambda first, second: torch.where(first.isnan(), second, first), scores)
 
 
+def known_tau(known: Known, params: FilterParams, source: RepresentationSource) -> Float[Tensor, " n"]:
+    """τ of a source; of all known ones at once, because the singular vectors of the wild data take longest."""
+    assert known.wild is not None
+    sources = {"wild": known.wild, "calibration": known.calibration, "test": known.test}
+    is_known, key = any(source is one for one in sources.values()), ("τ", repr(params))
+    found: dict[int, Tensor] = known.cache.get(key, {}) if is_known else {}
+    if not found:
+        asked = {what: one for what, one in sources.items() if one is not None} if is_known else {"test": source}
+        wild = unlabeled_gradients(known.wild, params, known.seed, "wild")
+        id_train = labeled_gradients(known.id_train, params)
+        others = [
+            wild if one is known.wild else unlabeled_gradients(one, params, known.seed, what)
+            for what, one in asked.items()
+        ]
+        scores = tau(wild, others, id_train, known.wild.n_classes, params, known.device)
+        found = dict(zip(map(id, asked.values()), scores, strict=True))
+        if is_known:
+            known.cache[key] = found
+    return found[id(source)]
+
+
 @dataclass(frozen=True)
 class OutlierDirections:
     """All that τ of new samples needs: v and ⟨∇̄, v⟩, of each class or, in a list of one, of all."""
@@ -185,7 +213,7 @@ class OutlierDirections:
     def fit(cls, known: Known, params: FilterParams) -> OutlierDirections:
         assert known.wild is not None
         if params.labels != "predicted":
-            raise ParamsError("filter.labels is random, so τ of a new sample would be random; use predicted")
+            raise ParamsError(f"filter.labels is {params.labels}, so τ of a new sample would be random; use predicted")
         wild = unlabeled_gradients(known.wild, params, known.seed, "wild")
         id_train = labeled_gradients(known.id_train, params)
         n_classes = known.wild.n_classes
@@ -256,12 +284,7 @@ class SalPostHoc(PostHoc):
 
         That is also its value along every direction in which the wild gradients do not spread.
         """
-        known, params = self.known, self.params
-        assert known.wild is not None
-        test = unlabeled_gradients(source, params, known.seed, "test")
-        wild = unlabeled_gradients(known.wild, params, known.seed, "wild")
-        id_train = labeled_gradients(known.id_train, params)
-        (outlier_score,) = tau(wild, [test], id_train, source.n_classes, params, known.device)
+        known, outlier_score = self.known, known_tau(self.known, self.params, source)
         is_finite = torch.cat(
             [torch.ones(0, dtype=torch.bool)] + [x.feature.isfinite().all(1) for x in source.chunks()]
         )
@@ -297,7 +320,7 @@ class Sal(WildTrained):
             return network
         with start.random(f"train-ood/{start.ood}") as generator:
             network = OodClassifier.on_top_of(start.classifier)
-            objective = partial(_objective, loss_weight=self.params.loss_weight)
+            objective = partial(_objective, loss_weight=self.params.loss_weight, loss=self.params.loss)
             run = start.fine_tuning(network, others, generator, objective=objective)
             # what counts is what a review says, not where it is stored
             yield Phase("", run, self.params.model_dump(exclude={"review"}))
@@ -318,18 +341,31 @@ class Sal(WildTrained):
         return outputs[1].double()
 
 
-def _objective(network: nn.Module, batch: Batch, *, loss_weight: float) -> BatchResult:
+def _objective(network: nn.Module, batch: Batch, *, loss_weight: float, loss: BinaryLoss) -> BatchResult:
     """`batch`: ID samples, their labels, as many outliers, and maybe as many wild samples that count as ID."""
     samples, labels, *others = batch
     n = len(labels)
     # one pass, so that batch norm sees the mixture that it will see in use
     class_logits, ood_logit = network(torch.cat([samples, *others]))
     id_logit, outlier_logit = torch.cat([ood_logit[:n], ood_logit[2 * n :]]), ood_logit[n : 2 * n]
-    loss = sal_objective(class_logits[:n], labels, id_logit, outlier_logit, loss_weight)
-    return BatchResult(loss, (class_logits[:n].argmax(1) == labels).sum())
+    total = sal_objective(class_logits[:n], labels, id_logit, outlier_logit, loss_weight, loss)
+    return BatchResult(total, (class_logits[:n].argmax(1) == labels).sum())
+
+
+HELD_OUT, PAPERS_TEXT, RELEASED = "held out", "paper's text", "released code"
+
+
+def protocol(params: FilterParams) -> str:
+    """Whose threshold a variant has: ours, that of one reading of the paper's text, or that of the authors' code."""
+    if params.calibration != "id-svd":
+        return {"holdout": HELD_OUT, "train": PAPERS_TEXT}[params.calibration]
+    # their several vectors average signed projections, which cancel
+    is_theirs = (params.gradient, params.n_vectors) == ("predicted-row", 1)
+    return RELEASED if is_theirs else "released threshold"
 
 
 def variant_label(variant: str) -> str:
-    """What a table calls a variant: sal is SAL, sal-paper is SAL (paper)."""
+    """What a table calls a variant: sal is SAL, sal-paper is SAL (paper's text), sal-2 is SAL (2)."""
     rest = variant.removeprefix(Sal.name).lstrip("-")
-    return f"{Sal.label} ({rest})" if rest else Sal.label
+    named = {"paper": PAPERS_TEXT, "released": RELEASED}
+    return f"{Sal.label} ({named.get(rest, rest)})" if rest else Sal.label

@@ -9,27 +9,27 @@ scores and such a regression: the one is robust where outliers are few, the othe
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from threading import Barrier
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from salcli.errors import ParamsError, ThresholdError
-from salcli.methods.base import Known, PostHoc, below, built_in, method, restored
+from salcli.methods.base import Known, PostHoc, below, built_in, method
 from salcli.methods.sal import (
     SOFTENED,
     TAU,
     FilterParams,
     OutlierDirections,
-    labeled_gradients,
-    tau,
-    unlabeled_gradients,
+    known_tau,
 )
 from salcli.sal.gradients import Representation, RepresentationSource
 from salcli.sal.seeding import derived_seed, generator
@@ -56,29 +56,26 @@ def members(params: Any) -> dict[str, PostHoc]:
     return {name: one.from_params(params) for name, one in found.items()}  # type: ignore[misc]
 
 
-def members_of(settings: Mapping[str, Any]) -> dict[str, PostHoc]:
-    """The same from a detector's file."""
-    known = built_in(PostHoc)
-    return {name: known[name].from_settings(own) for name, own in settings.items()}  # type: ignore[misc]
-
-
-def restored_members(members: Mapping[str, PostHoc], state: Mapping[str, Tensor]) -> dict[str, PostHoc]:
-    """With what they were fitted to. One that fits nothing has no state."""
-    stored = {name.partition("/")[0].partition(":")[2]: name.partition("/")[0] for name in below(state, "members")}
-    for name, member in members.items():
-        if name in stored:
-            member.restore(below(state, f"members/{stored[name]}"))
-    return dict(members)
-
-
 def outlier_scores(
-    name: str, score: PostHoc, known: Known, sources: Sequence[RepresentationSource]
-) -> list[Float[Tensor, " n"]]:
-    """Of every source by a post-hoc score that is fitted here; higher = outlier."""
-    score.fit(known)
-    found = [-score.scores(source) for source in sources]
-    check_finite(name, *found)
+    score: PostHoc, known: Known, sources: Sequence[RepresentationSource]
+) -> tuple[Float[Tensor, " n"], ...]:
+    """Of every source; higher = outlier."""
+    found = tuple(-known.scores(score, source) for source in sources)
+    check_finite(score.name, *found)
     return found
+
+
+def working_scores(
+    what: str, asked: Mapping[str, PostHoc], known: Known, sources: Sequence[RepresentationSource]
+) -> Iterator[tuple[str, tuple[Float[Tensor, " n"], ...]]]:
+    """The outlier scores by every method that works here; `what` leaves out the others, with a note."""
+    for name, score in asked.items():
+        try:
+            found = outlier_scores(score, known, sources)
+        except (ParamsError, ThresholdError) as error:
+            known.note(f"{what} leaves out {name}: {error}")
+            continue
+        yield name, found
 
 
 def check_finite(name: str, *scores: Tensor) -> None:
@@ -125,47 +122,72 @@ def is_tau(name: str) -> bool:
     return name == TAU or name.startswith(f"{TAU}-T")
 
 
-@method("committee", label="Committee", paper="salcli, 2026")
-class Committee(PostHoc):
-    """Minus the mean of all post-hoc scores, each mapped to a normal quantile on held-out ID data."""
+@dataclass(frozen=True)
+class CombinedParams:
+    """The scores that it is made of, and how τ is computed."""
+
+    members: dict[str, PostHoc]
+    filter: FilterParams | None = None  # not needed by a compact one
+
+
+class Combined(PostHoc):
+    """A score that is made of others, which it shares with all that are fitted to the same data."""
 
     needs_calibration = True
+    known: Known  # until it is compact
     members: dict[str, PostHoc]
-    transforms: Transforms
 
     @classmethod
-    def from_params(cls, params: Any) -> Committee:
-        return cls(members(params))
+    def from_params(cls, params: Any) -> Combined:
+        return cls(CombinedParams(members(params), params.filter))
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Committee:
-        return cls(members_of(settings))
+    def from_settings(cls, settings: Mapping[str, Any]) -> Combined:
+        known = built_in(PostHoc)
+        return cls(CombinedParams({name: known[name].from_settings(own) for name, own in settings.items()}))  # type: ignore[misc]
 
     def settings(self) -> dict[str, Any]:
         return {name: member.settings() for name, member in self.members.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.members = restored_members(self.params, state)
-        self.transforms = restored(Transforms, below(state, "transforms"))
+        """A member that fits nothing has no state."""
+        self.members = self.params.members
+        stored = {name.partition("/")[0].partition(":")[2]: name.partition("/")[0] for name in below(state, "members")}
+        for name, entry in stored.items():
+            self.members[name].restore(below(state, f"members/{entry}"))
+        super().restore({name: tensor for name, tensor in state.items() if not name.startswith("members/")})
 
     def compact(self, seed: int) -> None:
         for member in self.members.values():
             member.compact(seed)
+        del self.known
+
+    def fit_members(self, known: Known, *sources: RepresentationSource) -> None:
+        """Those that can score the sources."""
+        found = dict(working_scores(self.name, self.params.members, known, sources))
+        self.known, self.members = known, {name: known.fitted(self.params.members[name]) for name in found}
+
+    def of_members(self, source: RepresentationSource) -> dict[str, Float[Tensor, " n"]]:
+        """Their outlier scores."""
+        return {name: -self.known.scores(member, source) for name, member in self.members.items()}
+
+
+@method("committee", label="Committee", paper="salcli, 2026")
+class Committee(Combined):
+    """Minus the mean of all post-hoc scores, each mapped to a normal quantile on held-out ID data."""
+
+    transforms: Transforms
 
     def fit(self, known: Known) -> None:
         assert known.calibration is not None
-        self.members = {}
-        calibration = {}
-        for name, member in self.params.items():
-            try:
-                (calibration[name],) = outlier_scores(name, member, known, [known.calibration])
-                self.members[name] = member
-            except (ParamsError, ThresholdError) as error:
-                known.note(f"committee leaves out {name}: {error}")
-        self.transforms = Transforms.fit(calibration)
+        self.fit_members(known, known.calibration)
+        self.transforms = Transforms.fit(self.of_members(known.calibration))
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
         return -self.transforms.committee({name: -member.score(x).double() for name, member in self.members.items()})
+
+    def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
+        return -self.transforms.committee(self.of_members(source))
 
 
 # -- the learned separator
@@ -192,12 +214,12 @@ class Side:
     scores: Mapping[str, Float[Tensor, " n"]]
     rank: NDArray[np.int64]  # by content
 
-    @property
+    @cached_property
     def fold(self) -> NDArray[np.int64]:
         """Equal samples are in the same one."""
         return self.rank % N_FOLDS
 
-    @property
+    @cached_property
     def order(self) -> NDArray[np.int64]:
         """The rows by content: sums and draws would depend on the order of rows otherwise."""
         return np.argsort(self.rank, kind="stable")
@@ -268,6 +290,18 @@ def learn(
     )
 
 
+def _committee_alone(wild: RepresentationSource, scores: Scores) -> Learned:
+    """Nothing learned: the committee, as a function of the same inputs."""
+    transforms = Transforms.fit({name: calibration for name, (_, calibration) in scores.items()})
+    of_wild, of_calibration = (
+        transforms.committee({name: pair[side] for name, pair in scores.items()}) for side in (0, 1)
+    )
+    first = next(iter(wild.chunks()))
+    weight = torch.zeros(first.feature.shape[1] + first.logits.shape[1] + len(scores) + 1, dtype=torch.float64)
+    weight[-1] = 1
+    return Learned(transforms, of_wild, of_calibration, 0.0, weight, 0.0, of_calibration)
+
+
 def blend(
     wild: RepresentationSource, calibration: RepresentationSource, scores: Scores, seed: int
 ) -> tuple[Float[Tensor, " m"], Float[Tensor, " n"]]:
@@ -322,44 +356,107 @@ def _fitted(
     sides: tuple[Side, Side], transforms: Transforms, strengths: Sequence[float]
 ) -> list[Float[np.ndarray, "s c"]]:
     """For each fold, the models of all strengths that have not seen it: weights and, last, the offset."""
-    matrices, folds = [], []
-    for side in sides:
-        first = next(iter(side.matrices(transforms, torch.arange(1))))
-        most = min(MOST_SAMPLES, max(1000, MOST_NUMBERS // first.shape[1]))
-        rows = np.sort(np.argsort(side.rank, kind="stable")[:most])
-        matrix = np.concatenate([*side.matrices(transforms, torch.from_numpy(rows))])
-        order = np.argsort(side.rank[rows], kind="stable")  # sums depend on the order: by content
-        matrices.append(matrix[order])
-        folds.append(side.fold[rows][order])
-    matrix, fold = np.concatenate(matrices), np.concatenate(folds)
-    is_wild = np.repeat([1, 0], [len(one) for one in matrices])
-    return [_models(matrix[fold != k], is_wild[fold != k], strengths) for k in range(N_FOLDS)]
+    n_columns = next(iter(sides[1].matrices(transforms, torch.arange(1)))).shape[1]
+    most = min(MOST_SAMPLES, max(1000, MOST_NUMBERS // n_columns))
+    rows = [np.sort(side.order[:most]) for side in sides]
+    matrix, fold = np.empty((sum(map(len, rows)), n_columns)), np.empty(sum(map(len, rows)), np.int64)
+    start = 0
+    for side, own in zip(sides, rows, strict=True):
+        position = start + np.argsort(np.argsort(side.rank[own], kind="stable"))  # sums depend on the order: by content
+        fold[position] = side.fold[own]
+        for chunk in side.matrices(transforms, torch.from_numpy(own)):
+            matrix[position[: len(chunk)]] = chunk
+            position = position[len(chunk) :]
+        start += len(own)
+    return [*_models(matrix, len(rows[0]), fold != np.arange(N_FOLDS)[:, None], strengths)]
 
 
 def _models(
-    matrix: Float[np.ndarray, "n c"], is_wild: Int[np.ndarray, " n"], strengths: Sequence[float]
-) -> Float[np.ndarray, "s c1"]:
-    """Logistic regressions on standardized columns; their outputs have mean 0 and std 1 on the held-out ID data."""
-    from sklearn.exceptions import ConvergenceWarning  # slow to load, and most scores do without it
-    from sklearn.linear_model import LogisticRegression
+    matrix: Float[np.ndarray, "n c"], n_wild: int, seen: Bool[np.ndarray, "f n"], strengths: Sequence[float]
+) -> Float[np.ndarray, "f s c1"]:
+    """Logistic regressions on standardized columns; their outputs have mean 0 and std 1 on the held-out ID data.
 
-    mean, spread = matrix.mean(axis=0), matrix.std(axis=0)
-    spread[spread <= 1e-12 * np.abs(mean).clip(min=1)] = 1.0  # a constant column says nothing
-    spread[-1] /= COMMITTEE_SCALE
-    standardized = (matrix - mean) / spread
-    n_wild, n_smaller = int(is_wild.sum()), int(min(is_wild.sum(), (1 - is_wild).sum()))
-    weights = n_smaller / np.where(is_wild == 1, n_wild, len(is_wild) - n_wild)
-    model = LogisticRegression(solver="lbfgs", max_iter=300, warm_start=True)
-    found = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # nearly converged is good enough for a score
-        for strength in strengths:
-            model.set_params(C=strength).fit(standardized, is_wild, sample_weight=weights)
-            output = standardized[is_wild == 0] @ model.coef_[0]
-            scale = float(output.std()) or 1.0
-            weight = model.coef_[0] / scale / spread
-            found.append([*weight, -float(output.mean()) / scale - float(weight @ mean)])
-    return np.array(found)
+    Wild samples come first. Each model has seen some rows; all of them are fitted together, because one product with a
+    matrix that does not fit in the caches costs hardly less than several. The matrix is centred in place.
+    """
+    is_wild = np.arange(len(matrix)) < n_wild
+    centre = matrix.mean(axis=0)
+    matrix -= centre
+    count = seen.sum(axis=1)[:, None]
+    left_out = [(own.sum(axis=0), np.einsum("nc,nc->c", own, own)) for own in (matrix[~one] for one in seen)]
+    mean = (matrix.sum(axis=0) - [one for one, _ in left_out]) / count  # f, c
+    square = (np.einsum("nc,nc->c", matrix, matrix) - [one for _, one in left_out]) / count
+    spread = np.sqrt((square - mean**2).clip(min=0))
+    spread[spread <= 1e-12 * np.abs(mean + centre).clip(min=1)] = 1.0  # a constant column says nothing
+    spread[:, -1] /= COMMITTEE_SCALE
+    n_of_side = np.where(is_wild, (seen & is_wild).sum(axis=1)[:, None], (seen & ~is_wild).sum(axis=1)[:, None])
+    share = seen / n_of_side / 2  # f, n: of a mean loss in which both sides count the same
+    n_counted = 2 * n_of_side.min(axis=1)[:, None]
+    found, parameters = [], np.zeros((len(seen), matrix.shape[1] + 1))
+    for strength in strengths:
+        penalty = 1 / (strength * n_counted)
+
+        def objective(parameters: NDArray[np.float64], penalty: NDArray[np.float64] = penalty) -> Any:
+            weight = parameters[:, :-1] / spread
+            logits = weight @ matrix.T + (parameters[:, -1:] - (weight * mean).sum(axis=1)[:, None])
+            softplus = np.logaddexp(0, logits)
+            loss = (share * (softplus - is_wild * logits)).sum(axis=1)
+            residual = share * (np.exp(logits - softplus) - is_wild)
+            total = residual.sum(axis=1)[:, None]
+            slope = (residual @ matrix - total * mean) / spread + penalty * parameters[:, :-1]
+            loss += 0.5 * (penalty * parameters[:, :-1] ** 2).sum(axis=1)
+            return loss, np.concatenate([slope, total], axis=1)
+
+        parameters = _minimized(objective, parameters)
+        weight = parameters[:, :-1] / spread
+        outputs = [own @ matrix[n_wild:][rows].T for own, rows in zip(weight, seen[:, n_wild:], strict=True)]
+        scale = np.array([[float(output.std()) or 1.0] for output in outputs])
+        offset = -np.array([[output.mean()] for output in outputs]) - weight @ centre[:, None]
+        found.append(np.concatenate([weight, offset], axis=1) / scale)
+    return np.stack(found, axis=1)
+
+
+def _minimized(
+    objective: Callable[[NDArray[np.float64]], tuple[NDArray[np.float64], NDArray[np.float64]]],
+    start: Float[np.ndarray, "f p"],
+) -> Float[np.ndarray, "f p"]:
+    """The minimum of every function, by L-BFGS to the accuracy of scikit-learn's LogisticRegression.
+
+    `objective` has the values and slopes of all functions, each at its own point. One thread for each function asks and
+    waits for all others, so that one call answers all of them.
+    """
+    from scipy.optimize import minimize  # slow to load, and most scores do without it
+
+    points, is_done = start.copy(), np.zeros(len(start), bool)
+    answer: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+    def ask_all() -> None:
+        nonlocal answer
+        answer = None if is_done.all() else objective(points)
+
+    everyone = Barrier(len(start), ask_all)
+
+    def ask(own: int, point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        points[own] = point
+        everyone.wait()
+        assert answer is not None
+        return float(answer[0][own]), answer[1][own]
+
+    def run(own: int) -> NDArray[np.float64]:
+        options = {"maxiter": 300, "maxls": 50, "gtol": 1e-4, "ftol": 64 * np.finfo(float).eps}
+        try:
+            found = minimize(partial(ask, own), start[own], jac=True, method="L-BFGS-B", options=options).x
+            points[own], is_done[own] = found, True
+            everyone.wait()
+            while answer is not None:  # others go on
+                everyone.wait()
+        except BaseException:
+            everyone.abort()  # or they would wait forever
+            raise
+        return np.asarray(found)
+
+    with ThreadPoolExecutor(len(start)) as threads:
+        return np.stack([*threads.map(run, range(len(start)))])
 
 
 def _out_of_fold(
@@ -378,82 +475,44 @@ def _out_of_fold(
 # -- the learned separator as a detector
 
 
-@dataclass(frozen=True)
-class SeparatorParams:
-    """The scores that it is made of, and how τ is computed."""
-
-    members: dict[str, PostHoc]
-    filter: FilterParams | None = None  # not needed by a compact one
-
-
 @method("separator", label="Separator", paper="salcli, 2026")
-class Separator(PostHoc):
+class Separator(Combined):
     """Minus the learned separator, the models of all folds averaged: it tells wild from held-out ID data."""
 
     needs_wild = True
-    needs_calibration = True
-    members: dict[str, PostHoc]
     learned: Learned
     directions: dict[str, OutlierDirections]  # of a compact one, by the name of τ
-
-    @classmethod
-    def from_params(cls, params: Any) -> Separator:
-        return cls(SeparatorParams(members(params), params.filter))
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Separator:
-        return cls(SeparatorParams(members_of(settings)))
-
-    def settings(self) -> dict[str, Any]:
-        return {name: member.settings() for name, member in self.members.items()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.members = restored_members(self.params.members, state)
-        super().restore({name: tensor for name, tensor in state.items() if not name.startswith("members/")})
 
     def compact(self, seed: int) -> None:
         self.directions = {
             tau_name(one): OutlierDirections.fit(self.known, self.params.filter.softened(one))
             for one in temperatures(self.params.filter)
         }
-        for member in self.members.values():
-            member.compact(seed)
         none = torch.zeros(0, dtype=torch.float64)
         self.learned = replace(self.learned, wild=none, calibration=none, held_out=none)
-        del self.known
+        super().compact(seed)
 
     def fit(self, known: Known) -> None:
         assert known.wild is not None
         assert known.calibration is not None
-        self.known, self.members, self.directions = known, {}, {}
-        both, scores = [known.wild, known.calibration], {}
-        for name, found in self._taus(both).items():
-            scores[name] = found[0], found[1]
-        for name, member in self.params.members.items():
-            try:
-                wild, calibration = outlier_scores(name, member, known, both)
-            except (ParamsError, ThresholdError) as error:
-                known.note(f"separator leaves out {name}: {error}")
-                continue
-            scores[name], self.members[name] = (wild, calibration), member
-        self.learned = learn(known.wild, known.calibration, scores, known.seed)
-
-    def _taus(self, sources: Sequence[RepresentationSource]) -> dict[str, list[Float[Tensor, " n"]]]:
-        """τ of classes that no wild sample is predicted as is 0."""
-        known, found = self.known, {}
-        assert known.wild is not None
-        for temperature in temperatures(self.params.filter):
-            own = self.params.filter.softened(temperature)
-            wild, id_train = (
-                unlabeled_gradients(known.wild, own, known.seed, "wild"),
-                labeled_gradients(known.id_train, own),
+        self.fit_members(known, known.wild, known.calibration)
+        self.directions = {}
+        wild, calibration = (self._taus(one) | self.of_members(one) for one in (known.wild, known.calibration))
+        scores = {name: (values, calibration[name]) for name, values in wild.items()}
+        if len(known.calibration) < LEAST_CALIBRATION:
+            known.note(
+                f"separator: fewer than {LEAST_CALIBRATION} calibration samples to learn from, so it is the committee"
             )
-            others = [
-                wild if x is known.wild else unlabeled_gradients(x, own, known.seed, "calibration") for x in sources
-            ]
-            scores = tau(wild, others, id_train, known.wild.n_classes, own, known.device)
-            found[tau_name(temperature)] = [values.nan_to_num(0.0) for values in scores]
-        return found
+            self.learned = _committee_alone(known.wild, scores)
+        else:
+            self.learned = learn(known.wild, known.calibration, scores, known.seed)
+
+    def _taus(self, source: RepresentationSource) -> dict[str, Float[Tensor, " n"]]:
+        """τ of classes that no wild sample is predicted as is 0."""
+        own = self.params.filter
+        return {
+            tau_name(one): known_tau(self.known, own.softened(one), source).nan_to_num(0.0) for one in temperatures(own)
+        }
 
     def held_out_scores(self) -> Float[Tensor, " n"]:
         return -self.learned.held_out
@@ -461,17 +520,16 @@ class Separator(PostHoc):
     def score(self, x: Representation) -> Float[Tensor, " n"]:
         if not self.directions:
             return self.scores(x)
-        return self._score(x, {name: own.tau(x) for name, own in self.directions.items()})
+        taus = {name: own.tau(x) for name, own in self.directions.items()}
+        others = {name: -member.score(x).double() for name, member in self.members.items()}
+        return -self.learned.score(x, {**taus, **others})
 
     def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
         """τ is computed for all samples at once, because its singular vectors are."""
-        taus = {name: values for name, (values,) in self._taus([source]).items()}
+        found = self._taus(source) | self.of_members(source)
         parts, start = [torch.zeros(0, dtype=torch.float64)], 0
         for chunk in source.chunks():
-            parts.append(self._score(chunk, {name: one[start : start + len(chunk)] for name, one in taus.items()}))
+            own = {name: values[start : start + len(chunk)] for name, values in found.items()}
+            parts.append(-self.learned.score(chunk, own))
             start += len(chunk)
         return torch.cat(parts)
-
-    def _score(self, x: Representation, taus: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
-        others = {name: -member.score(x).double() for name, member in self.members.items()}
-        return -self.learned.score(x, {**taus, **others})

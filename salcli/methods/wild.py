@@ -1,4 +1,4 @@
-"""Rivals that are trained with the whole wild set as if it were OOD: OE, Energy-OE, WOODS, SCONE.
+"""Rivals that are trained with the whole wild set as if it were OOD: OE, Energy-OE, Energy-VOS, WOODS, SCONE.
 
 Losses are computed in float32, also where the network computes in less.
 """
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from pydantic import Field, PlainValidator
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, softplus
 
 from salcli.engine.batches import Batch, Rows
 from salcli.engine.training import BatchResult
@@ -36,6 +36,7 @@ from salcli.methods.logits import energy, msp
 from salcli.models.network import Classifier, NetworkSpec
 
 N_NOISE = 1000
+FALSE_ALARMS = 0.05  # of ID data, where Energy-VOS starts
 WildLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of ID logits, labels, wild logits
 
 
@@ -53,20 +54,24 @@ class WildLossMethod(WildTrained):
     def prepare(self, start: Start) -> None:
         """Compute what the loss needs before the training starts."""
 
+    def first_network(self, start: Start) -> Classifier:
+        """What the training starts from."""
+        assert start.classifier is not None
+        return start.classifier
+
     @abstractmethod
     def loss(
         self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
     ) -> Float[Tensor, ""]: ...
 
     def phases(self, start: Start) -> Phases:
-        assert start.classifier is not None
         assert start.wild is not None
         with start.random(f"train-ood/{start.ood}") as generator:
             self.prepare(start)
-            objective = partial(_objective, loss=self.loss)
-            run = start.fine_tuning(start.classifier, {"wild": start.wild}, generator, objective=objective)
+            network, objective = self.first_network(start), partial(_objective, loss=self.loss)
+            run = start.fine_tuning(network, {"wild": start.wild}, generator, objective=objective)
             yield Phase("", run, self.params.model_dump())
-        return start.classifier
+        return network
 
 
 def oe_loss(
@@ -185,6 +190,49 @@ class EnergyClassifier(Classifier):
         energy, line = class_logits.logsumexp(1, keepdim=True), self.outlier_line
         weight, bias = line.weight.detach().to(energy), line.bias.detach().to(energy)
         return -nn.functional.linear(energy, weight, bias).squeeze(1)
+
+
+def energy_vos_loss(
+    id_logits: Float[Tensor, "n k"],
+    labels: Int[Tensor, " n"],
+    wild_logits: Float[Tensor, "m k"],
+    weight: float,
+    outlier_line: nn.Module,
+) -> Float[Tensor, ""]:
+    """Cross-entropy of ID samples, plus the logistic loss of telling ID from wild samples by a line in the energy."""
+    of_id, of_wild = (
+        outlier_line(logits.float().logsumexp(dim=1, keepdim=True)) for logits in (id_logits, wild_logits)
+    )
+    logistic = (softplus(of_id).mean() + softplus(-of_wild).mean()) / 2
+    return cross_entropy(id_logits.float(), labels) + weight * logistic
+
+
+@method("energy-vos", label="Energy-VOS", paper="Du et al., 2022")
+class EnergyVos(WildLossMethod):
+    """A logistic loss on the energies of ID and of wild samples, as in WOODS' published sweeps; scored by Energy."""
+
+    network = EnergyClassifier
+
+    class Params(Section):
+        """loss_weight: of the logistic loss."""
+
+        loss_weight: Positive
+
+    def first_network(self, start: Start) -> EnergyClassifier:
+        """As WOODS does."""
+        assert start.classifier is not None
+        energies = start.logits(start.classifier, start.training.rows).logsumexp(1)
+        network = EnergyClassifier.on_top_of(start.classifier, float(energies.quantile(FALSE_ALARMS)))
+        self.line = network.outlier_line
+        return network
+
+    def loss(
+        self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
+    ) -> Float[Tensor, ""]:
+        return energy_vos_loss(id_logits, labels, wild_logits, self.params.loss_weight, self.line)
+
+    def score(self, network: EnergyClassifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
+        return energy(outputs[0])
 
 
 @method("woods", label="WOODS", paper="Katz-Samuels et al., 2022")

@@ -35,7 +35,7 @@ def test_a_method_is_found_by_its_name_if_it_is_of_the_kind() -> None:
     assert all(find_method(name) is declared for name, declared in METHODS.items())
     with pytest.raises(UnknownNameError) as error:
         find_method("knn", IdTrained)
-    assert str(error.value) == "no method is called knn (did you mean knn-plus?); known: csi, knn-plus"
+    assert str(error.value) == "no method is called knn (did you mean knn-plus?); known: all-id, csi, knn-plus"
 
 
 # --- what methods share

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.networks import random_images, shaken
 
+from salcli.errors import ModelError
 from salcli.methods.odin import Odin
 from salcli.models.network import Classifier, NetworkSpec
 
@@ -30,6 +31,13 @@ def test_odin_is_msp_after_a_step_that_makes_the_prediction_more_certain(tempera
     with torch.inference_mode():  # as a pass over samples computes them
         found = odin.score(odin.outputs(network)(images))
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_network_without_gradients_is_refused() -> None:
+    network = Classifier(NetworkSpec("small-cnn", 4, (0.4, 0.5, 0.6), STD)).eval()
+    network.backbone.forward = torch.no_grad()(network.backbone.forward)
+    with pytest.raises(ModelError, match="odin needs gradients"):
+        Odin(Odin.Params(temperature=1, epsilon=0.1)).outputs(network)(random_images(2, 3, 8, 8))
 
 
 def test_a_nearly_constant_dimension_of_vectors_does_not_saturate_the_scores() -> None:

@@ -10,16 +10,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytorch_ood.detector import DICE, KNN, EnergyBased, MaxSoftmax, ReAct, ViM
+from pytorch_ood.detector import DICE, GEN, KNN, NCI, RMD, SCALE, SHE, EnergyBased, MaxSoftmax, ReAct, ViM, fDBD
 from pytorch_ood.detector import Mahalanobis as TheirMahalanobis
+from pytorch_ood.detector import MaxLogit as TheirMaxLogit
 from torch import Tensor
 
 from salcli.errors import ParamsError
-from salcli.methods.activations import Ash, Dice, React
+from salcli.methods.activations import Ash, Dice, React, Scale
 from salcli.methods.base import Head, Known
-from salcli.methods.features import Knn, Mahalanobis, Vim, VirtualLogits, vim_rule
-from salcli.methods.logits import Energy, Msp, energy, gradnorm, msp
+from salcli.methods.features import (
+    Fdbd,
+    Knn,
+    Mahalanobis,
+    MahalanobisPlus,
+    Nci,
+    RelativeMahalanobis,
+    She,
+    Vim,
+    VirtualLogits,
+    vim_rule,
+)
+from salcli.methods.logits import Energy, Gen, MaxLogit, Msp, energy, gradnorm, msp
 from salcli.methods.sal import FilterParams, SalPostHoc, labeled_gradients, unlabeled_gradients
+from salcli.models.network import AsGiven
 from salcli.sal.filter import class_conditional_scores
 from salcli.sal.gradients import Gradients, Representation
 
@@ -98,6 +111,72 @@ def test_a_singular_covariance_is_inverted_where_it_can_be(
     expected = slow_mahalanobis(features.double().numpy(), known.double().numpy(), labels.numpy())
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert found.max() < 0
+
+
+# --- the leaders of OpenOOD's table, from their papers' formulas, sample by sample
+
+
+def slow_scores(head: Head, features: np.ndarray, known: np.ndarray, labels: np.ndarray) -> dict[type, list[float]]:
+    weight, bias = head.weight.numpy(), head.bias.numpy()
+    mean, covariance = known.mean(0), np.cov(known.T, bias=True)
+    right = (known @ weight.T + bias).argmax(1) == labels
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (features, known)]
+    found: dict[type, list[float]] = {kind: [] for kind in (MaxLogit, Gen, Scale, Fdbd, Nci, She)}
+    for f in features:
+        logits = weight @ f + bias
+        k, p = logits.argmax(), np.exp(logits) / np.exp(logits).sum()
+        others = [j for j in range(len(bias)) if j != k]
+        distances = [(logits[k] - logits[j]) / np.linalg.norm(weight[k] - weight[j]) for j in others]
+        largest = np.sort(f)[::-1][: len(f) - round(0.6 * len(f))].sum()
+        factor = np.exp(f.sum() / largest) if largest > 0 else np.e
+        own = known[right & (labels == k)]
+        found[MaxLogit].append(max(logits))
+        found[Gen].append(-sum(q**0.1 * (1 - q) ** 0.1 for q in sorted(p)[-3:]))
+        found[Scale].append(np.log(np.exp(weight @ f * factor + bias).sum()))
+        found[Fdbd].append(np.mean(distances) / np.linalg.norm(f - mean))
+        found[Nci].append(weight[k] @ (f - mean) / np.linalg.norm(f - mean) + 0.01 * np.abs(f).sum())
+        found[She].append(f @ own.mean(0) if len(own) else 0.0)
+    background = [(f - mean) @ np.linalg.inv(covariance) @ (f - mean) for f in features]
+    found[RelativeMahalanobis] = list(slow_mahalanobis(features, known, labels) + background)
+    found[MahalanobisPlus] = list(slow_mahalanobis(*unit, labels))
+    return found
+
+
+NUMBERS = {Gen: {"gamma": 0.1, "most_classes": 3}, Scale: {"percentile": 60.0}, Nci: {"alpha": 0.01}}
+
+
+@pytest.mark.parametrize("kind", [MaxLogit, Gen, Scale, Fdbd, Nci, She, RelativeMahalanobis, MahalanobisPlus])
+@pytest.mark.parametrize("of", ["activations", "vectors"])
+def test_a_score_is_its_papers_formula(
+    kind: type, of: str, random_matrix: Matrix, activations: Matrix, random_head: Callable[..., Head], score_of: Score
+) -> None:
+    head, labels = random_head(0), torch.arange(90) % 3  # no sample is of the last class
+    make = activations if of == "activations" else lambda seed, n: random_matrix(seed, n, 7).float()
+    known, features = make(1, 90), make(2, 40)
+    found = score_of(kind, head, features, known, labels, **NUMBERS.get(kind, {}))
+    expected = slow_scores(head, features.double().numpy(), known.double().numpy(), labels.numpy())[kind]
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_extreme_samples_have_finite_scores(random_head: Callable[..., Head], score_of: Score) -> None:
+    """The mean of all training features, no activation at all, a certain prediction, two classes with equal weights."""
+    head, known = random_head(0), torch.eye(7).repeat(4, 1)
+    head.weight[1] = head.weight[0]
+    features = torch.stack([known.mean(0), torch.zeros(7), 1e4 * known[0], -known[0]])
+    for kind in (Scale, Ash, Fdbd, Nci, She, Gen, RelativeMahalanobis, MahalanobisPlus):
+        numbers = {"percentile": 85.0} if kind in (Scale, Ash) else NUMBERS.get(kind, {})
+        assert score_of(kind, head, features, known, torch.arange(28) % 4, **numbers).isfinite().all(), kind.name
+
+
+def test_vectors_are_put_on_the_sphere_as_they_were_given(
+    random_head: Callable[..., Head], random_matrix: Matrix, represented: Callable[..., Representation]
+) -> None:
+    """Standardization would change the angles."""
+    head, labels, undo = random_head(0), torch.arange(90) % 3, AsGiven(torch.linspace(1, 4, 7), torch.ones(7))
+    known, features, method = random_matrix(1, 90, 7), random_matrix(2, 9, 7), MahalanobisPlus()
+    method.fit(Known(head, represented(head, known, labels), as_given=undo))
+    given = [undo(rows).numpy() / np.linalg.norm(undo(rows), axis=1, keepdims=True) for rows in (features, known)]
+    np.testing.assert_allclose(method.scores(represented(head, features)), slow_mahalanobis(*given, labels.numpy()))
 
 
 # --- ViM
@@ -195,7 +274,8 @@ def test_scores_are_those_of_pytorch_ood(
     """Up to the single precision of the library, where it has the same score."""
     head, labels = random_head(10 * seed), torch.arange(60) % 4
     known, features = activations(10 * seed + 2, 60), activations(10 * seed + 3, 5)
-    logits = head.logits(features)
+    logits, layer = head.logits(features), torch.nn.Linear(7, 4)
+    layer.load_state_dict(dict(vars(head)))
     theirs = {
         (Msp,): MaxSoftmax.score(logits),
         (Energy,): EnergyBased.score(logits),
@@ -209,7 +289,16 @@ def test_scores_are_those_of_pytorch_ood(
         (Vim, ("dim", 3)): ViM(None, 3, head.weight, head.bias).fit_features(known, labels).predict_features(features),
         # its covariance is a sum over all 60 samples, not a mean, and it halves the distance
         (Mahalanobis,): 120 * TheirMahalanobis(None).fit_features(known, labels).predict_features(features),
+        (RelativeMahalanobis,): 60 * RMD(None).fit_features(known, labels).predict_features(features),
+        (MaxLogit,): TheirMaxLogit.score(logits),
+        (Gen, ("gamma", 0.1), ("most_classes", 3)): 3 * GEN.score(logits, 0.1, 3),  # they take the mean
+        (Fdbd,): fDBD(None, layer).fit_features(known).predict_features(features),
+        (Nci, ("alpha", 0.01)): NCI(None, layer, 0.01).fit_features(known).predict_features(features),
     }
+    if percentile < 90:  # else theirs divide by sums of no activations, and here no sample of some class is right
+        theirs[She,] = SHE(None, layer).fit_features(known, labels).predict_features(features)
+        scale = SCALE(None, lambda maps: head.logits(maps.flatten(1)), percentile / 100)
+        theirs[Scale, ("percentile", percentile)] = scale.predict_feature_maps(features[:, :, None, None])
     for (kind, *numbers), expected in theirs.items():
         found = score_of(kind, head, features, known, labels, **dict(numbers))
         torch.testing.assert_close(found, -expected.double(), rtol=1e-3, atol=1e-3, msg=kind.name)

@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 from helpers.quick import EXPERIMENT
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from salcli.errors import ThresholdError
+from salcli.methods import separators
 from salcli.methods.base import Head, Known
 from salcli.methods.features import Mahalanobis
 from salcli.methods.logits import Energy, GradNorm, Msp
 from salcli.methods.sal import FilterParams
 from salcli.methods.separators import (
+    CombinedParams,
     Committee,
     Separator,
-    SeparatorParams,
     Transforms,
     blend,
     learn,
@@ -70,7 +72,7 @@ def choice(
 
 def test_the_committee_is_the_mean_of_normal_quantiles_of_its_members() -> None:
     train, calibration, x = samples(1, 100), samples(2, 60), samples(3, 40)
-    committee = Committee({"energy": Energy(), "msp": Msp(), "gradnorm": GradNorm()})
+    committee = Committee(CombinedParams({"energy": Energy(), "msp": Msp(), "gradnorm": GradNorm()}))
     committee.fit(Known(HEAD, train, calibration=calibration))
     expected = torch.zeros(40, dtype=torch.float64)
     for method in (Energy(), Msp(), GradNorm()):
@@ -111,6 +113,26 @@ def test_the_learned_separator_and_the_chosen_blend_find_what_no_score_sees() ->
     found = scores_of(new, calibration)
     outlier = learned.score(new, {name: pair[0] for name, pair in found.items()})
     assert float((outlier[150:, None] > outlier[None, :150]).double().mean()) > 0.9
+
+
+def test_all_folds_are_fitted_together_as_scikit_learn_fits_each() -> None:
+    rng = np.random.default_rng(0)
+    x, n_wild, n_columns = rng.normal(size=(130, 5)) @ rng.normal(size=(5, 12)) + 7, 90, 12
+    x[:20, 3] += 2
+    x[:, 5], fold = 0.1, np.arange(130) % 10
+    found = separators._models(x.copy(), n_wild, fold != np.arange(10)[:, None], (1e-3, 0.1))
+    y = np.arange(130) < n_wild
+    for k in range(10):
+        own, label = x[fold != k], y[fold != k]
+        spread = np.where(np.arange(n_columns) == 5, 1.0, own.std(axis=0)) / ([1] * 11 + [separators.COMMITTEE_SCALE])
+        scaled = (own - own.mean(axis=0)) / spread
+        weight = (~label).sum() / np.where(label, label.sum(), (~label).sum())
+        model = LogisticRegression(warm_start=True, max_iter=300)
+        for i, strength in enumerate((1e-3, 0.1)):
+            model.set_params(C=strength).fit(scaled, label, sample_weight=weight)
+            output = scaled @ model.coef_[0]
+            expected = (output - output[~label].mean()) / output[~label].std()
+            np.testing.assert_allclose(own @ found[k, i, :-1] + found[k, i, -1], expected, atol=1e-6)
 
 
 @dataclass(frozen=True)
@@ -162,11 +184,16 @@ def test_too_few_calibration_samples_are_refused_with_what_works_instead() -> No
     wild, calibration = samples(0, 100), samples(1, 19)
     with pytest.raises(ThresholdError, match=r"at least 20 calibration samples, got 19; .* or score committee"):
         learn(wild, calibration, scores_of(wild, calibration), 0)
+    known, own = Known(HEAD, samples(1000, 200), wild, calibration=calibration), {"energy": Energy(), "msp": Msp()}
+    separator, committee = Separator(CombinedParams(own, FILTER)), Committee(CombinedParams(own, FILTER))
+    for one in (separator, committee):
+        one.fit(known)
+    torch.testing.assert_close(separator.scores(wild), committee.scores(wild))  # a row of evaluate has to be something
 
 
 def test_the_separator_as_a_detector_scores_new_samples_as_its_folds_do_on_average() -> None:
     wild, calibration, new = samples(0, 600, n_ood=60), samples(1, 300), samples(5, 200, n_ood=100)
-    separator = Separator(SeparatorParams({"energy": Energy(), "msp": Msp()}, FILTER))
+    separator = Separator(CombinedParams({"energy": Energy(), "msp": Msp()}, FILTER))
     separator.fit(Known(HEAD, samples(1000, 200), wild, calibration=calibration))
     score = separator.scores(new)
     assert float((score[:100, None] > score[None, 100:]).double().mean()) > 0.9

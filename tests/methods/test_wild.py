@@ -1,4 +1,4 @@
-"""OE, Energy-OE, WOODS and SCONE: losses, gradients and updates are those of pytorch-ood."""
+"""OE, Energy-OE, WOODS and SCONE: losses, gradients and updates are those of pytorch-ood. Energy-VOS: as in WOODS."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_ood.loss import EnergyMarginLoss, EnergyRegularizedLoss, OutlierExposureLoss
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from salcli.methods.logits import energy
-from salcli.methods.wild import ConstrainedEnergyLoss, EnergyClassifier, Woods, energy_oe_loss, oe_loss
+from salcli.methods.wild import ConstrainedEnergyLoss, EnergyClassifier, Woods, energy_oe_loss, energy_vos_loss, oe_loss
 from salcli.models.network import Classifier
 
 # The numbers of WOODS: ours, and what the library calls them.
@@ -47,11 +47,11 @@ def as_the_library_takes_them(id_logits: Tensor, labels: Tensor, wild_logits: Te
     return torch.cat([id_logits, wild_logits]), torch.cat([labels, labels.new_full((len(wild_logits),), -1)])
 
 
-def assert_same_loss_and_gradients(ours: Tensor, theirs: Tensor, of: list[Tensor]) -> None:
+def assert_same_loss_and_gradients(ours: Tensor, theirs: Tensor, of: list[Tensor], atol: float = 1e-8) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
     pairs = zip(torch.autograd.grad(ours, of), torch.autograd.grad(theirs, of), strict=True)
     for one, other in pairs:
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=atol)
 
 
 @settings(max_examples=20)
@@ -72,6 +72,20 @@ def test_oe_and_energy_oe(
     assert_same_loss_and_gradients(oe_loss(id_logits, labels, wild_logits, weight), of_id.mean() + of_wild.mean(), of)
     theirs = EnergyRegularizedLoss(weight, *margins)(*together)
     assert_same_loss_and_gradients(energy_oe_loss(id_logits, labels, wild_logits, weight, margins), theirs, of)
+
+
+@given(seed=st.integers(0, 50), n=st.integers(1, 9), weight=st.floats(0.01, 9))
+def test_energy_vos_is_a_logistic_regression_of_id_against_wild_on_the_energy(
+    batch: Batch, seed: int, n: int, weight: float
+) -> None:
+    id_logits, labels, wild_logits = batch(seed, n, n)
+    line = nn.Linear(1, 1)
+    of = [id_logits.requires_grad_(), wild_logits.requires_grad_(), *line.parameters()]
+    energies = torch.cat([id_logits, wild_logits]).logsumexp(1)
+    is_ood = torch.arange(2 * n) >= n
+    binary = binary_cross_entropy_with_logits(line(energies[:, None]).squeeze(1), is_ood.float())
+    theirs = cross_entropy(id_logits, labels) + weight * binary
+    assert_same_loss_and_gradients(energy_vos_loss(id_logits, labels, wild_logits, weight, line), theirs, of, 1e-5)
 
 
 @settings(max_examples=20)
