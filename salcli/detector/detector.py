@@ -12,9 +12,10 @@ Its method is any row of the table: SAL, a rival, or a post-hoc score with what 
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from salcli.data.decoding import one_ahead
-from salcli.data.samples import some_of
+from salcli.data.samples import LARGEST_SIDE, some_of
 from salcli.data.vectors import ANY, Columns
 from salcli.detector.decisions import check_fdr, false_discovery_cutoff, too_few_to_flag
 from salcli.detector.images import ImageFormat, as_paths
@@ -45,9 +46,9 @@ from salcli.errors import (
 )
 from salcli.methods.base import InputScore, Method, PostHoc, Trained, find_method, is_custom_method
 from salcli.methods.sal import Sal, variant_label
-from salcli.models.backbones import is_hooked, takes_vectors, wide_resnet_size
+from salcli.models.backbones import is_hooked, takes_vectors
 from salcli.models.custom import ImportRefusedError, check_may_import
-from salcli.models.network import Classifier, NetworkSpec
+from salcli.models.network import Classifier, NetworkSpec, check_weights
 from salcli.models.pretrained import Embedder, EmbedderSpec, restore_embedder
 from salcli.pipeline.embed import ON_A_CPU
 from salcli.sal.gradients import Representation
@@ -63,6 +64,7 @@ NETWORK, EMBEDDER, METHOD = "network.", "embedder.", "method."  # prefixes of th
 BACKBONES = (EMBEDDER, f"{NETWORK}backbone.")  # what float16 is for
 CALIBRATION = "calibration_scores"
 BATCH_SIZE = 256
+MOST_PIXELS = 2**22  # in one pass, whatever the batch size: 83 images of 224 × 224
 ROUNDING = 1e-3  # largest relative error of a tensor that is stored in float16
 
 Picture = str | os.PathLike[str] | Image.Image
@@ -102,6 +104,7 @@ def score_samples(
     Calibration and prediction share this code and float32, so that their scores can be compared on every machine.
     """
     device = network.mean.device
+    batch_size = min(batch_size, max(1, MOST_PIXELS // math.prod(samples.shape[2:])))
     parts = [(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32))]
     for batch in samples.split(batch_size) if len(samples) else ():  # type: ignore[no-untyped-call]
         try:
@@ -200,7 +203,8 @@ class Detector:
         self.takes, self.class_names = takes, class_names
         self.calibration, self.provenance, self.float16 = calibration, provenance, float16
         self.id_quantile, self.batch_size = id_quantile, batch_size
-        self.threshold = threshold_that_keeps(calibration, id_quantile)
+        # without held-out ID data it scores samples, but flags none
+        self.threshold = threshold_that_keeps(calibration, id_quantile) if len(calibration) else -math.inf
         if float16:
             round_to_float16(self.network.backbone)
             if self.embedder is not None:
@@ -237,7 +241,8 @@ class Detector:
         except (ModelError, UnknownNameError, *DAMAGED) as error:
             if isinstance(error, ModelError) and custom:
                 raise  # the custom code is missing or has changed; the file is fine
-            raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.fix}") from None
+            reason = str(error).partition("\n")[0]
+            raise BadArtifactError(f"{found.path} does not fit its own description ({reason}); {found.fix}") from None
         return cls(*content, **options, id_quantile=id_quantile, device=device, batch_size=batch_size)
 
     def save(self, path: Path) -> None:
@@ -246,7 +251,7 @@ class Detector:
             self.takes.kind: asdict(self.takes),
             "class_names": self.class_names,
             "id_quantile": ID_QUANTILE,  # this and the threshold are for people and other programs; `load` ignores them
-            "threshold": threshold_that_keeps(self.calibration, ID_QUANTILE),
+            "threshold": threshold_that_keeps(self.calibration, ID_QUANTILE) if len(self.calibration) else None,
             "float16": self.float16,
             "method": {
                 "name": self.method.name,
@@ -371,7 +376,7 @@ def _assemble(
     if len(names) != spec.n_classes:
         raise ValueError(f"it has {spec.n_classes} classes, but {len(names)} names for them")
     calibration = tensors.pop(CALIBRATION).numpy()
-    in_order = calibration.ndim == 1 and len(calibration) and (calibration[1:] >= calibration[:-1]).all()
+    in_order = calibration.ndim == 1 and (calibration[1:] >= calibration[:-1]).all()
     if not in_order or calibration.dtype.name != "float32":  # NaN is in no order
         raise ValueError("its calibration scores are not in order")
     parts = {
@@ -380,11 +385,11 @@ def _assemble(
     }
     embedder, content = None, about.get("embedder")
     if content is not None:
-        _check_sizes(str(content["backbone"]), lambda: Embedder(EmbedderSpec.from_json(content)), parts[EMBEDDER])
+        check_weights(str(content["backbone"]), lambda: Embedder(EmbedderSpec.from_json(content)), parts[EMBEDDER])
         embedder = restore_embedder(content, parts[EMBEDDER], where, allow_import=allow_import)
     stored = about.get("method", {"name": Sal.name})  # a file from before there were others
     kind = method_class(str(stored["name"]))
-    _check_sizes(spec.backbone, lambda: network_class(kind)(spec), parts[NETWORK])
+    check_weights(spec.backbone, lambda: network_class(kind)(spec), parts[NETWORK])
     network = network_class(kind)(spec)
     network.load_state_dict(parts[NETWORK])
     takes = _takes(spec, about, embedder)
@@ -421,6 +426,8 @@ def _takes(spec: NetworkSpec, about: Mapping[str, Any], embedder: Embedder | Non
             raise ValueError(f"its network takes vectors of {len(spec.mean)} dimensions, not {stored['dimensions']}")
         return VectorFormat(stored["dimensions"], Columns(**named))
     images = ImageFormat(**{name: value for name, value in about["images"].items() if name != "dtype"})
+    if not isinstance(images.size, int) or images.size > LARGEST_SIDE:
+        raise ValueError(f"it takes images of {images.size!r:.40} pixels")
     if images.fit not in ("resize", "crop") or images.interpolation not in ("bilinear", "bicubic"):
         raise ValueError("it converts images in a way that this salcli does not know")
     does_not = f"take images of {images.channels} channels and {images.size} pixels"
@@ -435,19 +442,6 @@ def _takes(spec: NetworkSpec, about: Mapping[str, Any], embedder: Embedder | Non
     if images.channels not in (1, wanted.channels) or images.size != wanted.resize or not is_placed:
         raise ValueError(f"its frozen backbone does not {does_not}")
     return images
-
-
-def _check_sizes(backbone: str, build: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Compare names and shapes before any memory is used for weights: a file may declare what it does not hold."""
-    size = wide_resnet_size(backbone)
-    if is_hooked(backbone):
-        return  # custom code need not be able to run without memory
-    if size is None or size[0] <= len(tensors):
-        with torch.device("meta"):
-            wanted = {name: tensor.shape for name, tensor in build().state_dict().items()}
-        if wanted == {name: tensor.shape for name, tensor in tensors.items()}:
-            return
-    raise ValueError(f"its weights are not those of {backbone}")
 
 
 def _joined(parts: list[Predictions]) -> Predictions:

@@ -2,10 +2,13 @@
 
 import copy
 import json
+import re
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
 from salcli.errors import ModelError, StorageError, UsageMistakeError
 from salcli.methods.base import InputScore, built_in
+from salcli.models.custom import describe_failure
 from salcli.store.files import atomic_path
 
 OUTPUTS = ("logits", "score", "is_ood", "p_value")
@@ -24,6 +28,7 @@ TOLERANCE = 1e-4  # of logits and scores; relative where they are larger than 1
 BATCH_SIZES = (1, 2, 7, 16)
 NEEDED_FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
 METADATA = "salcli"  # the metadata entry that holds the description
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
 BATCH = {0: torch.export.Dim("batch")}
 
 Runner = Callable[[Tensor], list[Tensor]]
@@ -85,8 +90,9 @@ def export(detector: Detector, path: Path, to: str) -> Exported:
     write, load = FORMATS[to]
     graph, takes = DetectorGraph(detector), detector.takes
     text = json.dumps(description(detector), sort_keys=True)
-    with atomic_path(path) as partial, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporters warn about their own internals
+    # the exporters warn about their own internals, and print graphs that they cannot export
+    with atomic_path(path) as partial, warnings.catch_warnings(), redirect_stderr(StringIO()):
+        warnings.simplefilter("ignore")
         try:
             # another graph than the one to compare with: tracing may change the state of a custom network
             write(DetectorGraph(detector), random_samples(2, takes, seed=0), takes.kind, text, partial)
@@ -176,7 +182,13 @@ def _compare(graph: DetectorGraph, run: Runner, takes: ImageFormat | VectorForma
 
 
 def _reason(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+    """The first line of what the exporters' own errors are about."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    text = COLORS.sub("", describe_failure(cause)).strip()
+    first, where = text.partition("\n")[0], re.search(r" \([^()]+, line \d+\)$", text)
+    return first if where is None or first.endswith(where[0]) else first + where[0]
 
 
 def _write_onnx(graph: DetectorGraph, example: Tensor, name: str, text: str, path: Path) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from salcli.data.folders import files_below
@@ -28,12 +27,12 @@ from salcli.detector.predict import FORMAT_OF_SUFFIX, Say, choose_detector, find
 from salcli.errors import DataError, StorageError, UsageMistakeError, as_text, did_you_mean, printable
 from salcli.progress import Progress, Silent, Task
 from salcli.sal.metrics import is_below, p_values
-from salcli.sal.unlabeled import DELTA, DRIFT, GAMMA, best_bin, drift_of
+from salcli.sal.mixture import DRIFT, drift_of, share_of_outliers
 from salcli.store.files import fingerprint, write_text
 
 ALPHA = 0.01
 LEAST = 20  # samples of a batch: fewer say nothing about a distribution
-N_RESAMPLES, STANDARD_ERRORS = 200, 1.645  # of the bootstrap: a 90% interval of π̂
+N_RESAMPLES = 200  # of the bootstrap: a 90% interval of π̂
 SOME_DRIFT = 2.0  # standard errors; beyond DRIFT there is no doubt
 SEED = 0  # of the smoothing: another seed for each run would be another chance of a false alarm
 DAY, FILE = "day", "file"
@@ -46,7 +45,7 @@ HIGHER, OTHER, FEW, EMPTY, NORMAL = "more ID-like", "other scores", "too few", "
 MEANING = {
     OUTLIERS: "more scores are low than ID data have, while the others are where they were",
     MOVED: "all scores have become lower, also the ID-like ones: the ID data have changed (another camera, other "
-    "preprocessing, another season), and π̂ counts them as outliers",
+    "preprocessing, another season), and what is low need not be an outlier",
     EITHER: "more scores are low than ID data have; these samples do not tell whether some are outliers or all ID data "
     "have changed",
     HIGHER: "scores are higher than those of new ID data: easier samples, or samples that the detector was trained on",
@@ -184,6 +183,8 @@ def _monitored(
 ) -> Monitoring:
     names = [*scores]
     reference = loaded.calibration.astype(np.float64)
+    if len(reference) == 0 and not baseline:
+        raise DataError("this detector has no calibration data to compare with; use --baseline")
     if baseline:
         reference = np.concatenate([scores[name] for name in names[:baseline]])
         if len(reference) < LEAST:
@@ -216,9 +217,12 @@ def _monitored(
             alarm = Alarm(as_text(name), first)
         after = float(wealth[end - 1]) if end else 0.0
         comparison: dict[str, Any] = found[i - baseline]
+        word = looks_like(len(own), comparison, alpha)
+        if word == MOVED:  # π̂ would count changed ID data as outliers
+            comparison = {key: value for key, value in comparison.items() if not key.startswith("pi")}
         batches.append(
             Batch(
-                as_text(name), **counts, **comparison, looks_like=looks_like(len(own), comparison, alpha),
+                as_text(name), **counts, **comparison, looks_like=word,
                 log10_martingale=after, alarm=alarm is not None,
             )
         )  # fmt: skip
@@ -252,8 +256,8 @@ def compare(reference: Scores, scores: Scores, threshold: float) -> dict[str, fl
     found = {"distance": float(tested.statistic), "p_value": float(tested.pvalue), "p_flagged": p_flagged}
     if m < LEAST:
         return found
-    pi, low, high = share_of_outliers(reference, scores)
-    drift = drift_of(torch.from_numpy(-reference), torch.from_numpy(-scores))
+    pi, low, high = share_of_outliers(reference, scores, N_RESAMPLES)
+    drift = drift_of(reference, scores)
     return {**found, "p_tail": p_tail, "pi": pi, "pi_low": low, "pi_high": high, "drift": drift}
 
 
@@ -275,28 +279,6 @@ def looks_like(n: int, found: dict[str, float], alpha: float) -> str:
     if has_more_low:
         return OUTLIERS if has_tail and drift < SOME_DRIFT else EITHER
     return HIGHER if drift < -SOME_DRIFT else OTHER
-
-
-def share_of_outliers(reference: Scores, scores: Scores) -> tuple[float, float, float]:
-    """π̂ and its 90% interval: Best Bin Estimation less its bias, both by the bootstrap over both samples.
-
-    The bin is chosen where π̂ is large, so π̂ is too high, by as much as it rises again from the data to their
-    resamples. A resample is how often each reference score is drawn and how many scores lie between them, so nothing
-    is sorted again. Outliers that score as ID data do are not counted.
-    """
-    rng = np.random.default_rng(SEED)
-    n, m = len(reference), len(scores)
-    value, count = np.unique(-reference, return_counts=True)
-    between = np.bincount(np.searchsorted(value, -scores), minlength=len(value) + 1)
-    id_up_to = rng.multinomial(n, count / n, size=N_RESAMPLES).cumsum(axis=1) / n
-    up_to = rng.multinomial(m, between / m, size=N_RESAMPLES).cumsum(axis=1)[:, :-1] / m
-    width = math.sqrt(math.log(4 / DELTA) / (2 * m)) + math.sqrt(math.log(4 / DELTA) / (2 * n))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        best = ((up_to + (1 + GAMMA) * width) / id_up_to).argmin(axis=1)[:, None]
-    share = 1 - np.take_along_axis(up_to, best, 1) / np.take_along_axis(id_up_to, best, 1)
-    pi = 2 * best_bin(torch.from_numpy(-reference), torch.from_numpy(-scores))[0] - share.mean()
-    low, middle, high = np.clip(pi + np.array([-1, 0, 1]) * STANDARD_ERRORS * share.std(), 0, 1)
-    return float(middle), float(low), float(high)
 
 
 def _n_flagged(scores: Scores, threshold: float) -> int:
@@ -438,7 +420,7 @@ def _rows(file: Path) -> tuple[list[dict[str, Any]], set[str]]:
                 return rows, set(rows[0]) if rows else set()
             reader = csv.DictReader(opened, strict=True)
             return list(reader), set(reader.fieldnames or ())
-    except (ValueError, csv.Error) as error:  # also what is not UTF-8, or not JSON
+    except (ValueError, RecursionError, csv.Error) as error:  # also what is not UTF-8, or not JSON
         raise DataError(f"{printable(file)} cannot be read as {file.suffix}: {error}") from None
 
 
@@ -467,8 +449,8 @@ def _column(file: Path, name: str) -> tuple[str, ...]:
 def _modified(file: Path) -> datetime:
     try:
         return datetime.fromtimestamp(file.stat().st_mtime)
-    except OSError as error:
-        raise DataError(f"{printable(file)} cannot be read: {error.strerror}") from None
+    except (OSError, OverflowError, ValueError) as error:  # the latter: a date beyond the calendar
+        raise DataError(f"{printable(file)} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _day(text: str) -> str:

@@ -22,7 +22,15 @@ from salcli.detector.decisions import check_fdr, false_discovery_cutoff, too_few
 from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned, custom_code
 from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
-from salcli.errors import DataError, MissingArtifactError, StorageError, UsageMistakeError, as_text, printable
+from salcli.errors import (
+    DataError,
+    MissingArtifactError,
+    StorageError,
+    UsageMistakeError,
+    as_text,
+    escaped,
+    printable,
+)
 from salcli.models.backbones import import_path
 from salcli.models.custom import make_importable
 from salcli.params.reading import lookup, read_yaml
@@ -319,15 +327,19 @@ def row_writer(file: TextIO, output_format: str, name_column: str = "path") -> W
 
     def write(part: Scanned) -> None:
         if output_format == "csv":
-            table.writerows(
-                [str(value).lower() if isinstance(value, bool) else value for value in row] for row in rows(part)
-            )
+            table.writerows(map(_cells, rows(part)))
         else:
             for row in rows(part):
                 file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n")
         file.flush()  # for the program at the other end of a pipe
 
     return write
+
+
+def _cells(row: tuple[Any, ...]) -> list[Any]:
+    """Of a CSV file: names must not move the cursor of who looks at it."""
+    text = [str(value).lower() if isinstance(value, bool) else value for value in row]
+    return [escaped(value) if isinstance(value, str) else value for value in text]
 
 
 def rows(part: Scanned) -> Iterator[tuple[Any, ...]]:

@@ -22,13 +22,13 @@ from salcli.engine.device import Compute, computing, resolve_device
 from salcli.engine.inference import in_batches
 from salcli.errors import (
     BadArtifactError,
-    DataError,
     MetricsError,
     MissingArtifactError,
     ParamsError,
     UnknownNameError,
 )
-from salcli.methods.base import Head, IdTrained, Known, Method, PostHoc, Trained
+from salcli.methods.base import Head, IdTrained, Known, Method, PostHoc, Trained, built_in
+from salcli.methods.sal import variant_label
 from salcli.models.backbones import AUTO
 from salcli.models.network import Classifier
 from salcli.models.pretrained import Embedder
@@ -82,12 +82,20 @@ def run(
             except (ParamsError, MissingArtifactError, UnknownNameError) as error:
                 if name == names[-1]:
                     raise
-                reason += f" {name} cannot be the detector here ({error}), so the next best is."
+                reason += f" {_label(name, params)} cannot be the detector here ({error}), so the next best is."
     detector = _calibrated(fitted, workspace, params, experiment, reason, progress or Silent())
     path = out or workspace.target(experiment.detector)
     detector.save(path)
     n_classes, n_calibration = len(detector.class_names), len(detector.calibration)
-    return MadeDetector(experiment, detector.label, reason, n_classes, n_calibration, detector.threshold, [path])
+    return MadeDetector(
+        experiment, detector.label, detector.reason, n_classes, n_calibration, detector.threshold, [path]
+    )
+
+
+def _label(name: str, params: Params) -> str:
+    """What tables call a method; a custom one by its name."""
+    found = built_in().get(name)
+    return variant_label(name) if name in params.variants else found.label if found else name
 
 
 def _by_estimates(workspace: Workspace, experiment: Experiment) -> tuple[list[str], str]:
@@ -116,6 +124,8 @@ def _fitted(
     """As `evaluate` fits it. A SalError says why it cannot be a detector."""
     method = params.method(name)
     is_own = isinstance(method, Trained)
+    if isinstance(method, IdTrained) and method.images == "all":
+        raise ParamsError(f"{name} was trained on the calibration data, too, so it cannot be a detector")
     trained = experiment.encoder(name) if isinstance(method, IdTrained) else experiment.network(name)
     source = workspace.find(trained if is_own else experiment.classifier)
     network = read_network(source, network_class(type(method)))
@@ -154,7 +164,7 @@ def _calibrated(
 ) -> Detector:
     held_out = id_samples(workspace, params, "calibration", experiment)
     if len(held_out) == 0:
-        raise DataError("there are no calibration data; give data.id_shares.calibration a larger share")
+        reason += " No ID data are held out (data.id_shares.calibration is 0), so it scores samples and flags none."
     network, method = fitted.network.to(resolve_device(params.device)).eval(), fitted.method
     if params.detector.float16:
         round_to_float16(network.backbone)
@@ -201,7 +211,7 @@ def _scores(network: Classifier, method: Method, rows: Rows, task: Task) -> NDAr
     for start in range(0, len(rows), BATCH_SIZE):
         parts.append(score_samples(network, method, rows.read(slice(start, start + BATCH_SIZE))).score)
         task.advance(len(parts[-1]))
-    return np.concatenate(parts)
+    return np.concatenate([np.empty(0, np.float32), *parts])
 
 
 def _format(rows: Rows, prepared: Found, embedder: Embedder | None, columns: Columns) -> ImageFormat | VectorFormat:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from salcli.data.folders import SUFFIXES
-from salcli.data.readers import UNREADABLE, shown
-from salcli.data.samples import some_of
+from salcli.data.readers import UNREADABLE
+from salcli.data.samples import shown, some_of
 from salcli.data.vectors import (
     ANY,
     ARRAYS,

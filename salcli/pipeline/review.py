@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from salcli.errors import ReviewError, did_you_mean
+from salcli.errors import ReviewError, check_regular, did_you_mean
 from salcli.params.schema import Params
 from salcli.pipeline.inputs import class_names, wild_file_names
 from salcli.store.files import Found, fingerprint, write_text
@@ -146,6 +146,7 @@ class Decision:
 
 def read_review(path: Path) -> list[Decision]:
     """Every decision. The separator may be that of any spreadsheet, with or without a byte order mark."""
+    check_regular(path)
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ReviewError(f"{path} is too large to be a review list")
@@ -209,7 +210,8 @@ def label_studio_tasks(
         text = "\n".join([row.file or f"sample {row.index}", *(f"{name}: {cell}" for name, cell in cells.items())])
         shown = {"image": picture} if any(pictures) else {"text": text}
         label = OOD if row.decision == KEEP else ID
-        result = {"from_name": "decision", "to_name": "sample", "type": "choices", "value": {"choices": [label]}}
+        control = {"id": f"{row.filter}-{row.index}", "from_name": "decision", "to_name": "sample", "type": "choices"}
+        result = {**control, "value": {"choices": [label]}}  # every result needs an id of its own
         tasks.append(
             {
                 "data": {key: _plain(value) for key, value in {**shown, "about": about, **asdict(row)}.items()},
@@ -265,11 +267,12 @@ def read_label_studio(
 
 
 def _exported(path: Path) -> list[dict[str, Any]]:
+    check_regular(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ReviewError(f"{path} does not exist; export JSON from Label Studio") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReviewError(f"{path} is not JSON ({error}); export JSON from Label Studio") from None
     if not isinstance(content, list) or not content or not all(isinstance(task, dict) for task in content):
         raise ReviewError(f"{path} is not a list of tasks; export JSON from Label Studio")
@@ -286,7 +289,7 @@ def _labels_of(name: str, task: Mapping[str, Any]) -> list[str]:
             for annotation in task["annotations"]
             if not annotation.get("was_cancelled")
             for result in annotation["result"]
-            if result["from_name"] == "decision"
+            if result.get("from_name") == "decision"  # relations have none
             for choice in result["value"]["choices"]
         ]
     except (KeyError, TypeError, AttributeError):

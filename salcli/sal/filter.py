@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -78,6 +79,11 @@ def class_conditional_scores(
 def score_threshold(calibration: Float[Tensor, " n"], quantile: float) -> float:
     """The smallest T with at least a share `quantile` of ID scores at or below it; candidates have τ > T."""
     return -threshold_that_keeps(-calibration.numpy(), quantile)
+
+
+def released_threshold(calibration: Float[Tensor, " n"], quantile: float) -> float:
+    """T as in the authors' code: the quantile of √τ, interpolated between the two nearest scores."""
+    return float(np.quantile(calibration.sqrt().numpy(), quantile)) ** 2
 
 
 def discoveries_threshold(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"], fdr: float) -> float | None:

@@ -1,6 +1,6 @@
-"""What the theorems are about, measured on data: the discrepancy ζ, its condition, and the errors against T.
+"""What the theorems are about, measured on data: the discrepancy ζ, its condition, bounds, and the errors against T.
 
-`docs/theory.md` says which data stand for which distribution.
+`docs/theory.md` says which data stand for which distribution, and derives the bound on ERR_out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from salcli.sal.gradients import FactorSource, mean_gradient
+from salcli.sal.spectrum import CentredGradients
+
+BLOCK = 1024  # rows of a matrix of distances at a time
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,16 @@ def discrepancy(P: GradientMoments, Q: GradientMoments) -> Discrepancy:
     )
 
 
+def mean_pairwise_distance(P: Float[Tensor, "n d"], Q: Float[Tensor, "m d"]) -> float:
+    """What the authors' code prints as ζ: the mean of the distances, not the distance of the means.
+
+    With Q = (1 − π) ID + π OOD it is affine in π, and at π = 0 it is the mean distance of two ID gradients, not 0.
+    """
+    P, Q = P.double(), Q.double()
+    sums = [float(torch.cdist(P[start : start + BLOCK], Q).sum()) for start in range(0, len(P), BLOCK)]
+    return math.fsum(sums) / (len(P) * len(Q))
+
+
 def required_discrepancy(pi: float) -> float:
     """1.011 √π: from here on the main error vanishes (Theorem 2, with the optimal ID risk left out as in Table 5)."""
     return 1.011 * math.sqrt(pi)
@@ -67,6 +80,65 @@ def required_discrepancy(pi: float) -> float:
 def outlier_mean_bound(zeta: float, pi: float) -> float:
     """0.98 ζ² / π: what Theorem 4's bound on the mean τ of wild OOD data tends to (η → 1, no ID risk, much data)."""
     return 0.98 * zeta**2 / pi
+
+
+def missed_bound(mean: float, largest: float, threshold: float) -> float:
+    """Most outliers that can have τ ≤ T, if their mean τ is at least `mean` and none is above `largest`.
+
+    Markov's inequality for largest − τ, which is not negative.
+    """
+    if math.isnan(mean):  # which max() would swallow
+        return math.nan
+    return 1.0 if threshold >= largest else min(1.0, max(0.0, largest - mean) / (largest - threshold))
+
+
+def printed_main_error(mean: float, largest: float, threshold: float) -> float:
+    """δ(T) as Theorem 1 prints it. A bound only where `largest` (M′) is at most 1: it takes E[τ] for E[τ / M′]."""
+    if math.isnan(mean):
+        return math.nan
+    return math.inf if threshold >= largest else max(0.0, 1 - mean) / (1 - threshold / largest)
+
+
+def contamination(err_in: float, pi: float, share: float) -> float:
+    """ID data among the candidates, 1 − precision; `share` of the wild data are candidates. NaN without candidates."""
+    id_share = (1 - pi) * err_in if pi < 1 else 0.0
+    return min(1.0, id_share / share) if share else math.nan
+
+
+@dataclass(frozen=True)
+class GradientView:
+    """Gradients as Figure 1 draws them, around ∇̄: their part along v, whose square is τ, and the length of the rest.
+
+    So length, projection and angle to v of each gradient are exact, in any dimension.
+    """
+
+    along: Float[Tensor, " n"]
+    across: Float[Tensor, " n"]
+
+    @property
+    def angle(self) -> Float[Tensor, " n"]:
+        """To v, whose sign is arbitrary; in degrees."""
+        return torch.rad2deg(torch.atan2(self.across, self.along.abs()))
+
+    @classmethod
+    def of(cls, G: CentredGradients, v: Float[Tensor, "1 k d"]) -> GradientView:
+        """Of every row, streamed: ‖g − ∇̄‖² = ‖g‖² − 2 ⟨g − ∇̄, ∇̄⟩ − ‖∇̄‖². `G` has one ∇̄."""
+        squares = torch.cat(
+            [
+                chunk.residual.double().square().sum(dim=1) * chunk.feature.double().square().sum(dim=1)
+                for chunk in G.source.chunks()
+            ]
+        )
+        along, with_reference = G.project(torch.cat([v, G.reference])).T
+        squares = squares - 2 * with_reference - G.reference.square().sum()
+        return cls(along, (squares - along.square()).clamp(min=0).sqrt())
+
+    @classmethod
+    def of_means(cls, G: CentredGradients, v: Float[Tensor, "1 k d"], groups: Bool[Tensor, "g n"]) -> GradientView:
+        """Of the mean gradient of each group; NaN where a group is empty."""
+        means = G.combine((groups.double() / groups.sum(dim=1, keepdim=True)).T)  # g, K, D
+        along = (means * v).sum(dim=(1, 2))
+        return cls(along, (means - along[:, None, None] * v).flatten(1).norm(dim=1))
 
 
 @dataclass(frozen=True)

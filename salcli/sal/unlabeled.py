@@ -14,13 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from salcli.sal.mixture import DRIFT, MOST_RESAMPLED, drift_of
+
 N_RESAMPLES = 200
 # A score is called better than another if it finds more in this share of the resamples.
 CONFIDENCE = 0.95
-DRIFT = 4.0  # standard errors, each of at least LEAST_DRIFT: what is smaller does no harm, however surely it is there
-LEAST_DRIFT = 0.0075  # in AUC
-LEAST_LEFT = 0.3  # of the lower half: with less left, most of the wild data are outliers, or nothing is as it was
-MOST_RESAMPLED = 50_000  # wild samples: more do not change what the bootstrap says
 # Best Bin Estimation: the values of the authors' code.
 DELTA, GAMMA = 0.1, 0.01
 # The ID quantiles that a separator is judged by: around the one of T, and enough of them to average out the noise.
@@ -165,25 +163,8 @@ def verdict(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"], thresho
         margin=1.96 * math.sqrt(variance),
         pi=pi,
         precision=precision,
-        drift=drift_of(calibration, wild),
+        drift=drift_of(-calibration.numpy(), -wild.numpy()),
     )
-
-
-def drift_of(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"]) -> float:
-    """How far the lower half of the scores has moved up, in standard errors (Mann–Whitney).
-
-    Outliers leave the lower part of the wild distribution as it is, at 1 − π times that of the ID data. If all wild
-    data differ from the labeled data (another camera, say), that part moves, too.
-    """
-    median = calibration.median()
-    low, wild_low = calibration[calibration <= median], wild[wild <= median]
-    n, m = len(low), len(wild_low)
-    if m < LEAST_LEFT * len(wild) / 2:
-        return math.inf
-    ranked = low.sort().values
-    below, up_to = (torch.searchsorted(ranked, wild_low, right=right).double() for right in (False, True))
-    auc = float((below + up_to).mean()) / (2 * n)
-    return (auc - 0.5) / max(LEAST_DRIFT, math.sqrt((n + m + 1) / (12 * n * m)))
 
 
 @dataclass(frozen=True)

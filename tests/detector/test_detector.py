@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.cli import process
+from helpers.cli import process, salcli
 from helpers.detectors import EXPERIMENT, id_images, random_detector, write_pngs
 from helpers.fake_data import Malicious
 from helpers.quick import REPOSITORY
@@ -19,6 +19,7 @@ from salcli import Detector
 from salcli.detector import stage
 from salcli.errors import BadArtifactError, DataError
 from salcli.params.schema import Params
+from salcli.store.files import Found, read_header, read_tensors, write_tensors
 from salcli.store.layout import Experiment, Workspace
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # kernels differ with the position of an image in its batch
@@ -103,6 +104,40 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     assert not trace.exists()
     pickle.loads(path.read_bytes())
     assert trace.exists()  # the trap works
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        *(("spec", "backbone", name) for name in ("wrn-100000-1000", "wrn-994-1", "resnet34", "torchvision:resnet18")),
+        *(("spec", "n_classes", n) for n in (10**9, -1, "3")),
+        *(("spec", "std", values) for values in ([0.0] * 3, [1e-320] * 3, [float("nan")] * 3, [1.0] * 1000)),
+        *(("images", "size", n) for n in (10**6, 0, "8")),
+        ("images", "channels", 10**6),
+        ("method", "settings", {"no": [[[[]]]]}),
+    ],
+)  # fmt: skip
+def test_a_file_that_declares_what_it_does_not_hold_is_refused(
+    tmp_path: Path, where: str, key: str, value: object
+) -> None:
+    """Before any memory is used for it."""
+    path = tmp_path / "detector.safetensors"
+    random_detector("small-cnn").save(path)
+    header, tensors = read_header(Found(path)), read_tensors(Found(path))
+    (header.spec if where == "spec" else header.about[where])[key] = value
+    write_tensors(path, header, tensors)
+    with pytest.raises(BadArtifactError, match="does not fit its own description"):
+        Detector.load(path)
+
+
+def test_a_name_with_escape_codes_is_harmless_in_a_csv(tmp_path: Path) -> None:
+    detector = random_detector("small-cnn")
+    detector.class_names = ("\x1b[31mred\x07",) * 3
+    detector.save(tmp_path / "detector.safetensors")
+    write_pngs(tmp_path / "images", np.zeros((1, 1, 8, 8), np.uint8))
+    said = salcli("predict", "--detector", str(tmp_path / "detector.safetensors"), str(tmp_path / "images"))
+    assert r"\x1b[31mred\x07" in said.stdout
+    assert "\x1b" not in said.output
 
 
 def test_importing_the_package_does_not_load_torch() -> None:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from salcli.sal.estimates import AT_95, KEPT, NO_HOLDOUT, Estimates, estimated, resampled
+from salcli.sal.estimates import NO_HOLDOUT, Estimates, estimated
 from salcli.sal.metrics import ood_metrics, threshold_that_keeps
+from salcli.sal.mixture import AT_95, KEPT, resampled
 
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -85,12 +86,14 @@ def test_nothing_is_told_without_outliers_or_with_few_samples() -> None:
 
 def chosen(distances: dict[str, float], seed: int) -> Estimates:
     rng = np.random.default_rng(seed)
-    return estimated(deal(rng, 600, 800, 0.1, distances), rng, "sal", 100)
+    return estimated(deal(rng, 600, 800, 0.1, distances), rng, "sal", 100, {"sal": "SAL (auto)", "knn": "KNN"})
 
 
 def test_sal_stays_unless_another_method_is_surely_better() -> None:
-    bad = [chosen({"sal": 0.0, "msp": 1.5, "knn": 2.5}, seed).chosen for seed in range(20)]
+    told = [chosen({"sal": 0.0, "msp": 1.5, "knn": 2.5}, seed) for seed in range(20)]
+    bad = [found.chosen for found in told]
     assert bad.count("knn") >= 17
+    assert told[bad.index("knn")].reason.startswith("KNN finds more outliers than SAL (auto): ")
     assert "sal" not in bad
     equal = [chosen({"sal": 2.0, "msp": 2.0, "knn": 1.9}, seed).chosen for seed in range(20)]
     assert equal.count("sal") >= 15  # two others, at a level of 5% each
@@ -101,4 +104,5 @@ def test_wild_data_that_differ_as_a_whole_are_not_taken_for_outliers() -> None:
     rng = np.random.default_rng(0)
     found = estimated(deal(rng, 3000, 4000, 0.0, {"sal": 0.0, "msp": 0.1, "knn": 0.2}, shift=0.7), rng, "sal", 50)
     assert (found.chosen, found.methods) == ("sal", {})
-    assert "differ from the calibration data as a whole" in found.reason
+    assert found.reason.startswith("cannot tell: the wild data differ from the calibration data as a whole")
+    assert found.pi.value is None

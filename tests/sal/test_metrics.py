@@ -14,7 +14,16 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from salcli.errors import MetricsError
 from salcli.sal.filter import score_threshold
-from salcli.sal.metrics import fpr_at_tpr, is_below, ood_metrics, p_values, roc_points, threshold_that_keeps
+from salcli.sal.metrics import (
+    bootstrap_counts,
+    fpr_at_tpr,
+    is_below,
+    ood_metrics,
+    p_values,
+    resampled_metrics,
+    roc_points,
+    threshold_that_keeps,
+)
 
 # few different values, so that ties are common, or many; and infinities, which a network can also give
 VALUES = st.integers(-3, 3).map(float) | st.floats(-1e6, 1e6) | st.sampled_from([math.inf, -math.inf])
@@ -56,11 +65,32 @@ def test_metrics_are_scikit_learns(id_scores: np.ndarray, ood_scores: np.ndarray
     scores = np.nan_to_num(np.concatenate([id_scores, ood_scores]), posinf=1e9, neginf=-1e9)
     fpr, tpr, _ = roc_curve(is_id, scores, drop_intermediate=False)
     assert found.fpr95 == pytest.approx(fpr[np.argmax(tpr >= 0.95)])
+    fpr, tpr, _ = roc_curve(1 - is_id, -scores, drop_intermediate=False)  # OpenOOD's: OOD is positive
+    assert fpr_at_tpr(-ood_scores, -id_scores) == pytest.approx(fpr[np.argmax(tpr >= 0.95)])
     assert found.auroc == pytest.approx(roc_auc_score(is_id, scores))
     assert found.aupr_in == pytest.approx(average_precision_score(is_id, scores))
     assert found.aupr_out == pytest.approx(average_precision_score(1 - is_id, -scores))
     pairs = list(product(id_scores, ood_scores))
     assert found.auroc == pytest.approx(sum((one > other) + 0.5 * (one == other) for one, other in pairs) / len(pairs))
+
+
+def test_resamples_are_those_of_metrics_computed_again_on_each_resample() -> None:
+    """Up to terms in which both sides deviate; the second score has many ties, the third separates all."""
+    rng = np.random.default_rng(0)
+    ids, oods = rng.normal(2, 1, (3, 400)), rng.normal(0, 1, (3, 250))
+    ids[1], oods[1], ids[2] = ids[1].round(1), oods[1].round(1), ids[2] + 9
+    counts = [bootstrap_counts(n, 200, rng) for n in (400, 250)]
+    found = np.array(resampled_metrics(ids, oods, *counts))  # metric, resample, score
+    truth = np.empty_like(found)
+    for b, (id_count, ood_count) in enumerate(zip(*(one.astype(int) for one in counts), strict=True)):
+        for s in range(3):
+            own = ood_metrics(np.repeat(ids[s], id_count), np.repeat(oods[s], ood_count))
+            truth[:, b, s] = own.fpr95, own.auroc
+    noise = truth.std(axis=1)
+    assert (noise[:, :2] > 0.005).all()
+    assert (np.abs(found - truth).mean(axis=1) <= 0.25 * noise).all()
+    assert (np.abs((found - truth).mean(axis=1)) <= 0.05 * noise).all()
+    assert found.std(axis=1) == pytest.approx(noise, rel=0.06)
 
 
 @given(id_scores=SCORES, ood_scores=SCORES, n_points=st.integers(2, 30))

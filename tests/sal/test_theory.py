@@ -12,13 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from salcli.sal.filter import separation_errors
-from salcli.sal.gradients import Factors
+from salcli.sal.gradients import Factors, mean_gradient
+from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 from salcli.sal.theory import (
+    GradientView,
+    contamination,
     discrepancy,
     error_curve,
     estimated_error_curve,
     gradient_moments,
+    mean_pairwise_distance,
+    missed_bound,
     outlier_mean_bound,
+    printed_main_error,
     required_discrepancy,
 )
 
@@ -49,7 +55,71 @@ def test_the_condition_is_that_of_table_5() -> None:
     assert outlier_mean_bound(2.0, 0.5) == pytest.approx(0.98 * 4 / 0.5)
 
 
+def test_the_pairwise_distance_is_affine_in_pi_with_an_offset_and_definition_2_has_none() -> None:
+    """The slow truth is a double loop. Only the first tells apart two samples of one distribution."""
+    P, inliers, outliers = (normal(seed, 600, mean).reshape(-1, 3) for seed, mean in ((0, 0.0), (1, 0.0), (2, 4.0)))
+    slow = np.mean([[float((p - q).norm()) for q in outliers[:9]] for p in P[:7]])
+    assert mean_pairwise_distance(P[:7], outliers[:9]) == pytest.approx(slow)
+    offset, end = (mean_pairwise_distance(P, one) for one in (inliers, outliers))
+    half = mean_pairwise_distance(P, torch.cat([inliers, outliers]))
+    assert half == pytest.approx((offset + end) / 2)
+    assert offset > 2 > float((P.mean(0) - inliers.mean(0)).norm()) * 10
+
+
+# --- bounds on ERR_out
+
+SCORES = st.lists(st.floats(0, 100), min_size=1, max_size=20)
+
+
+@given(tau=SCORES, at=st.floats(0, 1), slack=st.floats(1, 3))
+def test_no_more_outliers_are_missed_than_the_corrected_bound_allows(tau: list[float], at: float, slack: float) -> None:
+    """For any scores, any T below their upper bound, and any lower bound on their mean."""
+    scores, largest = np.array(tau), slack * max(tau)
+    threshold, missed = at * max(tau), float(np.mean(np.array(tau) <= at * max(tau)))
+    assert missed <= missed_bound(float(scores.mean()), largest, threshold) + 1e-9
+    assert missed <= missed_bound(float(scores.mean()) / slack, largest, threshold) + 1e-9
+    if 0 < largest <= 1 and threshold < largest:
+        assert missed <= printed_main_error(float(scores.mean()), largest, threshold) + 1e-9
+
+
+def test_the_printed_main_error_is_no_bound_where_scores_exceed_1_and_the_corrected_one_is_tight() -> None:
+    """Seven of ten outliers with τ = 0, three with τ = 4: a mean above 1, so δ(T) = 0."""
+    assert printed_main_error(1.2, largest=4.0, threshold=0.0) == 0
+    assert missed_bound(1.2, largest=4.0, threshold=0.0) == pytest.approx(0.7)
+    assert math.isnan(missed_bound(math.nan, 4.0, 0.0)), "the mean is not known where there are no outliers"
+    for scale in (0.01, 1.0, 100.0):  # of features, say
+        assert missed_bound(1.2 * scale, 4 * scale, 0.5 * scale) == pytest.approx(0.8)
+
+
+# --- Figure 1
+
+
+@given(st.integers(0, 10_000), st.integers(3, 30))
+def test_gradients_are_drawn_at_their_own_length_and_angle(
+    random_factors: Callable[..., Factors], seed: int, n: int
+) -> None:
+    wild, id_train = random_factors(n, 3, 5, seed), random_factors(9, 3, 5, seed + 1)
+    reference = mean_gradient(id_train)[None]
+    G = CentredGradients(wild, reference)
+    v = top_singular_vectors(G, 1)
+    centred = wild.dense().double() - reference.flatten(1)
+    groups = torch.stack([torch.arange(n) < 2, torch.arange(n) >= 2])
+    of_means = torch.stack([centred[group].mean(0) for group in groups])
+    for view, dense in ((GradientView.of(G, v), centred), (GradientView.of_means(G, v, groups), of_means)):
+        length, cosine = dense.norm(dim=1), (dense @ v.flatten()).abs() / dense.norm(dim=1)
+        torch.testing.assert_close(torch.hypot(view.along, view.across), length, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(torch.rad2deg(cosine.clamp(max=1).acos()), view.angle, rtol=1e-3, atol=0.05)
+
+
 # --- errors against T
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1))
+def test_contamination_is_the_share_of_id_data_among_the_candidates(samples: list[tuple[bool, bool]]) -> None:
+    is_candidate, is_ood = (torch.tensor(column) for column in zip(*samples, strict=True))
+    errors = separation_errors(is_candidate, is_ood)
+    found = contamination(errors.err_in, *(float(one.double().mean()) for one in (is_ood, is_candidate)))
+    assert found == pytest.approx(1 - errors.precision, nan_ok=True)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 30))

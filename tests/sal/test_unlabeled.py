@@ -17,7 +17,6 @@ from salcli.sal.unlabeled import (
     QUANTILES,
     NormalQuantiles,
     best_bin,
-    drift_of,
     estimated_share,
     partial_excess,
     resampled_excess,
@@ -138,7 +137,7 @@ def test_the_verdict_tells_nothing_from_outliers_and_outliers_from_drift(
     if not n_drift:
         assert np.mean(covered) >= 0.9
         assert all(found) if n_ood else np.mean(found) <= 0.1
-    assert drift_of(normal(0, 50), normal(1, 50, 100.0)) == math.inf, "without any overlap"
+    assert verdict(normal(0, 50), normal(1, 50, 100.0), 0.0).drift == math.inf, "without any overlap"
 
 
 # --- π
