@@ -35,7 +35,11 @@ from salcli.data.catalogue import DataSet, data_set
 from salcli.errors import unknown_name
 from salcli.params.reading import lookup
 
-ENCODER_VIEWS = {"knn-plus": (2, 1), "csi": (8, 4)}  # of an image in a step: for the features, for the heads
+ENCODER_VIEWS = {
+    "knn-plus": (2, 1),
+    "csi": (8, 4),
+    "all-id": (1, 0),
+}  # of an image in a step: for the features, for the heads
 STEP = "step"
 CUDA_BYTES = 0.5e9
 
@@ -111,12 +115,15 @@ def estimated_work(params: Mapping[str, Any], sizes: Mapping[str, SetSize] | Non
         passed += size(data["calibration"]).n_images
     for name in encoders:
         n_views, n_head_views = ENCODER_VIEWS[name]
-        trained += n_train * (n_views * methods[name]["epochs"] + n_head_views * methods[name]["head"]["epochs"])
+        own, n_own = methods[name], shares["train"] * n_id
+        if own.get("images", "all") == "all":
+            n_own += (shares["calibration"] + shares["wild"]) * n_id
+        trained += n_own * (n_views * own["epochs"] + (n_head_views * own["head"]["epochs"] if n_head_views else 0))
     for ood in data["ood"]:
         n_unseen = sum(size(name).n_test or size(name).n_images for name in data["test_ood"] if name != ood)
         for pi in data["pi"]:
             n_pool, n_ood_test = _ood_sizes(size(ood), pi, data["ood_wild_share"])
-            n_wild = _wild_size(shares["wild"] * n_id, n_pool, pi)
+            n_wild = _wild_size(float("inf") if data["mixing"] == "recycle" else shares["wild"] * n_id, n_pool, pi)
             trained += n_fine_tuned * 2 * n_train * params["train_ood"]["epochs"]
             passed += n_wild + n_networks * (n_id_test + n_ood_test + n_unseen)
             if STEP in rivals:

@@ -24,6 +24,7 @@ PARAMS, PIPELINE = "params.yaml", "dvc.yaml"
 DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n"
 NO_GIT = "--no-scm"
 HERE = files("salcli") / "project"
+WORKFLOWS = {"github": ".github/workflows/salcli.yml"}
 CUSTOM_TITLE = "A detector of outliers for custom data"
 
 
@@ -58,12 +59,16 @@ def create(
     force: bool = False,
     dvc: bool = True,
     custom: bool = False,
+    ci: str = "",
 ) -> Project:
     """Create a project with the preset's params, and `values` (by dotted key) over them.
 
     `force` overwrites params.yaml and dvc.yaml; any other file that exists is kept. `custom`: for custom data.
+    `ci`: also a workflow for this service.
     """
     refuse_to_overwrite(folder, force)
+    if ci and "--subdir" in _dvc_init_options(folder):
+        raise ProjectError(f"--ci {ci}: GitHub reads workflows at the top of a repository, and {folder} is below")
     with ExitStack() as undo:
         steps = _Steps(folder, undo)
         steps.make_folder(folder)
@@ -76,6 +81,8 @@ def create(
         steps.write(PIPELINE, (HERE / "pipeline.yaml").read_text(encoding="utf-8"), overwrite=True)
         steps.write(".gitignore", _template("gitignore"))
         steps.write("README.md", _readme(project, preset, custom=custom))
+        if ci:
+            steps.write(WORKFLOWS[ci], _template(f"{ci}.yml"))
         steps.make_folder(folder / "data")
         if dvc:
             steps.write(".dvcignore", _template("dvcignore"))

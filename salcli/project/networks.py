@@ -166,7 +166,7 @@ def channel_values(option: str, text: str | None) -> list[float] | None:
 class Bench:
     """Chooses the network for some data, tries it, and times what will run on this machine."""
 
-    def __init__(self, data: CustomData, folder: Path, assigned: Mapping[str, Any], options: NetworkOptions) -> None:
+    def __init__(self, data: CustomData, folder: Path, assigned: dict[str, Any], options: NetworkOptions) -> None:
         self.data, self.folder, self.assigned = data, folder, assigned
         self.options = options.completed(assigned)
         self.device = resolve_device(str(assigned.get("device", "auto")))
@@ -237,9 +237,13 @@ class Bench:
     def _code_folder(self, backbone: str) -> Path:
         """Where the module of a custom network is, which becomes importable."""
         parts = import_path(backbone)
-        folder = parts and folder_of(parts[0], [self.folder, Path.cwd()])
-        if parts is not None:
-            make_importable(folder or self.folder)
+        if parts is None:
+            return self.folder
+        given = Path(str(self.assigned.get("model.code", "."))).expanduser()
+        folder = folder_of(parts[0], [self.folder / given, Path.cwd() / given, self.folder, Path.cwd()])
+        if folder and "model.code" in self.assigned:
+            self.assigned["model.code"] = as_written(folder, self.folder)  # people name it from where they are
+        make_importable(folder or self.folder)
         return folder or self.folder
 
     def _weights(self, backbone: str) -> Path | Literal["pretrained"] | None:

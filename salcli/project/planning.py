@@ -34,6 +34,7 @@ from salcli.project.networks import (
 
 MANY = 1_000  # ID images, from which on a tenth is enough for calibration
 ENOUGH_FOR_A_THRESHOLD = 500  # calibration samples, where linear heads need few samples for training
+FEWEST_WILD, ENOUGH_TO_HOLD_OUT = 4, 20  # samples
 FEW_FOR_A_THRESHOLD = 100  # calibration samples: with fewer, ERR_in is often off by more than four points
 GPU_EPOCHS = 100
 # without a GPU: images through the network in all epochs, and the fewest and the most epochs
@@ -129,7 +130,12 @@ def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has
     """Choose values for params.yaml; the choices that are shown include what the user has `assigned`."""
     added = None if data.calibration is None else len(data.without_copies(data.calibration))
     shares, n_train, n_calibration = _split(data.without_copies(data.id), added, is_linear=network.is_linear)
-    batch = 32 if n_train < 2_000 else 128
+    batch, n_wild = 32 if n_train < 2_000 else 128, len(data.without_copies(data.wild))
+    if n_wild < FEWEST_WILD:
+        raise DataError(
+            f"{data.wild.name} has {n_wild} {data.kind} that are not labeled data; wild data are a mixture of at least "
+            f"{FEWEST_WILD}, better of hundreds"
+        )
     values: dict[str, Any] = {
         "seeds": [0],
         "rivals": [],
@@ -141,7 +147,7 @@ def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has
         "data.channels": network.channels,
         **({} if data.is_vectors else {"data.on_bad_image": "skip"}),
         "data.pi": ["unknown"],
-        "data.wild_holdout": 0.2,
+        "data.wild_holdout": 0.2 if n_wild >= ENOUGH_TO_HOLD_OUT else 0,
         "detector.method": "auto",
         **{f"data.id_shares.{part}": share for part, share in shares.items()},
         **_network_values(network),
@@ -307,7 +313,7 @@ def check_enough(
         readable = f"readable {kind}" if kind == "images" else kind
         raise DataError(
             f"every class needs at least {needed} {readable}, some each for training, calibration and test; "
-            f"{', '.join(short[:5])}{more}; add {kind}, or leave the class out"
+            f"{', '.join(short[:5])}{more}; add {kind} (equal ones count once), or leave the class out"
         )
 
 

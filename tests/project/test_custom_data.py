@@ -139,6 +139,7 @@ def test_data_that_cannot_work_are_refused(tmp_path: Path) -> None:
         ("labeled/b/*.png", 2, "every class needs at least 4 readable images, some each for training, cal"),
         ("labeled/b/*.png", 0, "class b has no images; add some, or remove its folder"),
         ("unlabeled/*/*.png", 0, "unlabeled holds no images"),
+        ("unlabeled/*/*.png", 2, "unlabeled has 2 images that are not labeled data; wild data are a mixture of"),
     ]):  # fmt: skip
         photos = lay_out(tmp_path / str(i))
         for path in sorted(photos.glob(pattern))[n_left:]:

@@ -1,7 +1,9 @@
 """A project folder: everything is created, or nothing is."""
 
+import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +78,15 @@ def test_an_empty_folder_gets_everything_and_dvc_knows_whether_there_is_git(
 def test_dvc_understands_the_folder_and_force_keeps_its_files(repository: Path) -> None:
     create(repository, DEFAULT)
     stages = dvc("stage", "list", "--all", "--name-only", cwd=repository).split()
-    shown = dvc("dag", cwd=repository)
-    assert "fingerprints" in stages
     assert any(stage.startswith("evaluate@digits-8-9") for stage in stages)
-    assert all(stage in shown for stage in stages)
+    drawn, table = (run(sys.executable, "-m", "salcli", "dag", *option, cwd=repository) for option in (["--dot"], []))
+    names = re.findall(r'^  "(.+)" \[label', drawn, re.MULTILINE)
+    assert {*names} == {stage.partition("@")[0] for stage in stages}
+    assert re.findall(r'"(.+)" -> "filter";', drawn) == ["extract-id", "extract-wild"]
+    assert max(map(len, table.splitlines())) <= 100
+    assert re.search(r"^ filter +8 +extract-id, extract-wild +Score", table, re.MULTILINE)
+    figure = unescape((REPOSITORY / "docs" / "pipeline.svg").read_text())  # salcli dag --dot | dot -Tsvg
+    assert all(f">{name}</text>" in figure for name in names)
     (repository / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    autostage = true\n")
     before = files(repository)
     create(repository, DEFAULT, force=True)
@@ -115,11 +122,21 @@ def test_values_are_set_comments_stay_and_parents_are_created(tmp_path: Path) ->
     assert "  n_vectors: 3              # singular vectors to project on\n" in (folder / "params.yaml").read_text()
 
 
-def test_the_repository_links_to_the_files_that_init_writes() -> None:
+def test_the_repository_has_the_files_that_init_writes() -> None:
     plots = {f".dvc/plots/{name}.json": f"templates/plots/{name}.json" for name in ("roc", "scores", "training")}
-    for link, target in {"params.yaml": "../params/params.yaml", "dvc.yaml": "pipeline.yaml", **plots}.items():
-        assert (REPOSITORY / link).is_symlink()
-        assert (REPOSITORY / link).resolve() == Path(str(HERE), target).resolve()
+    for name, target in {"params.yaml": "../params/params.yaml", "dvc.yaml": "pipeline.yaml", **plots}.items():
+        assert (REPOSITORY / name).resolve() == Path(str(HERE), target).resolve()
+    # DVC reads them in git revisions, where it does not follow links
+    assert not any((REPOSITORY / name).is_symlink() for name in ("params.yaml", "dvc.yaml"))
+
+
+def test_a_workflow_is_written_at_the_top_of_a_repository_only(repository: Path) -> None:
+    below = refused(ProjectError, repository / "below", ci="github", dvc=False)
+    assert (
+        below == f"--ci github: GitHub reads workflows at the top of a repository, and {repository / 'below'} is below"
+    )
+    create(repository, DEFAULT, ci="github", dvc=False)
+    assert created(repository) == PLAIN | {".github/workflows/salcli.yml"}
 
 
 # --- what is refused, and leaves nothing behind
