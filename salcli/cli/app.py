@@ -10,20 +10,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from errno import ENOSPC
-from typing import Annotated, Any
+from errno import EDQUOT, EFBIG, EIO, ELOOP, EMFILE, ENAMETOOLONG, ENOSPC, EROFS
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from salcli import __version__
 from salcli.cli import prediction, projects, results, stages
-from salcli.errors import SalError
+from salcli.errors import SalError, escaped
 from salcli.progress import is_main_process, rank, world_size
 
 BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
 SECONDS_FOR_MAIN = 2.0
 # how torch.distributed says that another process is gone
+# what is wrong with a disk or a path, not with salcli
+OF_THE_SYSTEM = {EDQUOT, EFBIG, EIO, ELOOP, EMFILE, ENAMETOOLONG, ENOSPC, EROFS}
+NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
 LOST_PEER = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe", re.IGNORECASE)
 
 
@@ -42,10 +45,18 @@ def friendly_errors() -> Iterator[None]:
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         _fail(f"error: {error.filename}: {error.strerror}; it should be a file that you may read", BAD_INPUT)
     except OSError as error:
-        if error.errno != ENOSPC or error.filename:
+        if error.errno == ENOSPC and not error.filename:
+            message = f"standard output cannot be written: {error.strerror}; make room, or send it elsewhere"
+        elif error.errno in OF_THE_SYSTEM:
+            message = f"{error.filename or 'a file'}: {error.strerror}; fix that and run the same command again"
+        else:
             raise
-        _fail(f"error: standard output cannot be written: {error.strerror}; make room, or send it elsewhere", BAD_INPUT)
+        _fail(f"error: {message}", BAD_INPUT)
+    except MemoryError as error:
+        _fail(_no_memory(error), BAD_INPUT)
     except RuntimeError as error:
+        if NO_MEMORY.search(str(error)):
+            _fail(_no_memory(error), BAD_INPUT)
         if world_size() == 1 or not LOST_PEER.search(str(error)):
             raise
         _fail("error: another process has ended; its own message says why", BAD_INPUT)
@@ -55,7 +66,12 @@ def friendly_errors() -> Iterator[None]:
         _fail("terminated; nothing half-written is left behind, run the same command again", TERMINATED)
 
 
-def _fail(message: str, code: int) -> None:
+def _no_memory(error: BaseException) -> str:
+    reason = str(error).partition("\n")[0] or "more than there is"
+    return f"error: there is not enough memory ({reason}); use smaller images, batches or a smaller network"
+
+
+def _fail(message: str, code: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError:  # reported here once, so Python must not try again when it ends
@@ -63,7 +79,7 @@ def _fail(message: str, code: int) -> None:
     if not is_main_process():  # most errors happen in all processes: the main one speaks first, and ends the others
         time.sleep(SECONDS_FOR_MAIN)
         message = f"process {rank()}: {message}"
-    print(message, file=sys.stderr, flush=True)
+    print(escaped(message), file=sys.stderr, flush=True)
     raise typer.Exit(code)
 
 
@@ -111,6 +127,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "init": projects.init,
         "presets": projects.list_presets,
         "methods": projects.list_methods,
+        "dag": projects.dag,
         "toy": results.toy,
     },
     PIPELINE: {
@@ -138,6 +155,7 @@ for panel, commands in PANELS.items():
     for name, function in commands.items():
         app.command(name, rich_help_panel=panel)(function)
 app.command("fingerprints", hidden=True)(stages.fingerprints)
+app.command("summary", hidden=True)(stages.summary)
 app.add_typer(projects.data, name="data", rich_help_panel=EXPERIMENTS)
 
 

@@ -1,4 +1,4 @@
-"""Commands around experiments: init, presets, methods, data."""
+"""Commands around experiments: init, presets, methods, dag, data."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -14,6 +14,10 @@ from salcli.errors import UsageMistakeError
 HERE = Path()
 CUSTOM, COLUMNS, NETWORK = "Custom data", "Columns of vectors (.parquet, .npz)", "Network of images"
 BY_NAME = "found by name"
+
+
+class Service(StrEnum):
+    github = "github"
 
 
 def _preset_names() -> list[str]:
@@ -60,6 +64,20 @@ def list_methods(
         console.print(methods_grid(built_in()).rich())
 
 
+def dag(
+    dot: Annotated[bool, typer.Option("--dot", help="Write it for Graphviz (salcli dag --dot | dot -Tsvg).")] = False,
+) -> None:
+    """Show the stages of dvc.yaml: how often each runs, what it needs and what it does."""
+    from salcli.report.console import console
+    from salcli.report.listings import pipeline_dot, pipeline_stages, pipeline_table
+
+    stages = pipeline_stages(HERE)
+    if dot:
+        print(pipeline_dot(stages))
+    else:
+        console.print(pipeline_table(stages))
+
+
 def init(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The folder; it is created if it does not exist.")
@@ -73,6 +91,10 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite params.yaml and dvc.yaml.")] = False,
     no_dvc: Annotated[bool, typer.Option("--no-dvc", help="Do not initialise DVC.")] = False,
+    ci: Annotated[
+        Service | None,
+        typer.Option("--ci", help="Write a workflow: dvc repro, the table as a comment, failure if FPR95 gets worse."),
+    ] = None,
     id_path: Annotated[
         Path | None,
         typer.Option(
@@ -235,7 +257,7 @@ def init(
             say(f"note: {note}", "dim")
         for warning in plan.warnings:
             say(f"warning: {warning}", "bold yellow")
-    project = create(folder, chosen, values, force=force, dvc=not no_dvc, custom=any(given.values()))
+    project = create(folder, chosen, values, force=force, dvc=not no_dvc, custom=any(given.values()), ci=ci or "")
     created, kept = (
         [name for name in names if not name.startswith(".dvc/p")] for names in (project.created, project.kept)
     )

@@ -19,7 +19,7 @@ from salcli.cli.session import (
     Variants,
     say,
 )
-from salcli.errors import BadArtifactError, ParamsError, ReviewError, UsageMistakeError, unknown_name
+from salcli.errors import BadArtifactError, ParamsError, ReviewError, UsageMistakeError, escaped, unknown_name
 
 ReadScratch = Annotated[bool, typer.Option("--scratch", help="Read from scratch/ first.", rich_help_panel=RUN)]
 
@@ -35,6 +35,19 @@ class Format(StrEnum):
     latex = "latex"
     csv = "csv"
     json = "json"
+
+
+class Convention(StrEnum):
+    id_positive = "id-positive"
+    ood_positive = "ood-positive"
+
+
+class Sort(StrEnum):
+    fpr95 = "fpr95"
+    auroc = "auroc"
+    aupr_in = "aupr-in"
+    aupr_out = "aupr-out"
+    id_accuracy = "id-accuracy"
 
 
 class Exchange(StrEnum):
@@ -61,24 +74,47 @@ def table(
         bool,
         typer.Option("--estimates", help="Show what is estimated without labels beside what is measured."),
     ] = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Show 95% intervals of FPR95 and AUROC over the test samples.")
+    ] = False,
+    fpr95: Annotated[
+        Convention, typer.Option("--fpr95", help="Which class is positive in FPR95; OpenOOD's tables: ood-positive.")
+    ] = Convention.id_positive,
+    sort: Annotated[
+        Sort | None,
+        typer.Option("--sort", help="Sort each section by a column.", show_default="all by the average FPR95"),
+    ] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.rich,
 ) -> None:
     """Collect every evaluation of the project: mean ± std over seeds, best value bold."""
+    from dataclasses import replace
+
     from salcli.params.reading import read_yaml
-    from salcli.report.console import console
-    from salcli.report.results import Results, asked_for, results_frame, results_grids, results_view
+    from salcli.report.bootstrap import has_scores, with_scores
+    from salcli.report.console import ConsoleProgress, console, side_console
+    from salcli.report.results import Results, asked_for, groups_of, results_frame, results_grids, results_view
     from salcli.store.layout import RUNS, SCRATCH
 
+    is_other = fpr95 is not Convention.id_positive
+    given = {"--intervals": intervals, "--fpr95": is_other, "--sort": sort is not None}
     if paper:
-        other = {"--scratch": scratch, "--all": everything, "--estimates": estimates}
-        if any(other.values()):
-            flag = next(flag for flag, is_given in other.items() if is_given)
+        given |= {"--scratch": scratch, "--all": everything, "--estimates": estimates}
+        if any(given.values()):
+            flag = next(flag for flag, is_given in given.items() if is_given)
             raise ParamsError(f"--paper compares what params.yaml asks for; leave {flag} out")
         _compare_with_paper(params, output_format)
         return
-    root = params.parent / SCRATCH if scratch else params.parent
-    only = None if everything or scratch else asked_for(read_yaml(params))
-    results = Results.from_folder(root / RUNS, only)
+    if estimates and (intervals or is_other):
+        raise ParamsError(
+            "--estimates have their own intervals, with ID as positive; leave --intervals and --fpr95 out"
+        )
+    root, is_free = params.parent / SCRATCH if scratch else params.parent, everything or scratch
+    raw = {} if is_free and not params.exists() else read_yaml(params)
+    results = Results.from_folder(root / RUNS, None if is_free else asked_for(raw), groups_of(raw))
+    results = replace(results, sort=sort.replace("-", "_") if sort else "", intervals=intervals)
+    has_verdict = output_format not in (Format.csv, Format.json) and not estimates and has_scores(results)
+    if intervals or is_other or has_verdict:
+        results = with_scores(results, ConsoleProgress(side_console), fpr95)
     if output_format is Format.rich:
         if scratch:
             say(f"from {SCRATCH}/: runs by hand, not what `dvc repro` builds", "yellow")
@@ -92,29 +128,31 @@ def _compare_with_paper(params_file: Path, output_format: Format) -> None:
     from salcli.params.reading import read_yaml
     from salcli.params.schema import load_params
     from salcli.report.console import console
-    from salcli.report.paper import compare, matching_settings, paper_frame, paper_grid
+    from salcli.report.paper import compare, compare_errors, errors_grid, matching_settings, paper_frame, paper_grids
     from salcli.report.results import Results, asked_for
     from salcli.store.layout import RUNS
 
     params, _ = load_params(params_file)
     matching_settings(params)  # whether there is anything to compare with, before anything is read
-    comparisons = compare(Results.from_folder(params_file.parent / RUNS, asked_for(read_yaml(params_file))), params)
-    grids = [paper_grid(comparison) for comparison in comparisons]
+    folder, asked = params_file.parent / RUNS, asked_for(read_yaml(params_file))
+    comparisons = compare(Results.from_folder(folder, asked), params)
+    errors = compare_errors(folder, asked, params)
+    grids = paper_grids(comparisons, errors_grid(errors, params))
     if output_format is Format.rich:
         for grid in grids:
             console.print(grid.rich())
     else:
-        _print(grids, paper_frame(comparisons), output_format)
+        _print(grids, paper_frame(comparisons, errors), output_format)
 
 
 def _print(grids: "list[Grid]", frame: "pd.DataFrame", output_format: Format) -> None:
     match output_format:
         case Format.markdown:
-            print("\n\n".join(grid.markdown() for grid in grids))
+            print(escaped("\n\n".join(grid.markdown() for grid in grids)))
         case Format.latex:
-            print("\n\n".join(grid.latex() for grid in grids))
+            print(escaped("\n\n".join(grid.latex() for grid in grids)))
         case Format.csv:
-            print(frame.to_csv(index=False), end="")
+            print(escaped(frame.to_csv(index=False)), end="")
         case Format.json:
             print(frame.to_json(orient="records", indent=2))
 

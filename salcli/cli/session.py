@@ -28,7 +28,7 @@ PARAMS_YAML = Path("params.yaml")
 RUN = "Which run"
 OVERRIDE = "Overrides of params.yaml (results go to scratch/)"
 # They change where a command computes, not what.
-NOT_A_RESULT = {"device", "launcher"}
+NOT_A_RESULT = {"device", "launcher", "timeout"}
 LAUNCHED = "SALCLI_LAUNCHED"  # marks what we started, or a launcher with one process would start itself for ever
 # how later commands differ in the options that choose experiments
 LACKS = {"train-id": {"--ood", "--pi", "--variant"}, "table": {"--ood", "--pi", "--seed", "--variant"}}
@@ -184,7 +184,7 @@ class Session:
             return nullcontext()
         from salcli.engine.device import joined
 
-        return joined()
+        return joined(self.params.timeout)
 
     def finish(
         self, view: "RenderableType", written: Iterable[Path], next_command: str = "", *, outside: Iterable[Path] = ()
@@ -259,7 +259,7 @@ def _warn_of_unread(command: str, assigned: list[str]) -> None:
     stages = [text for text in re.split(r"\n\n(?=  [\w-]+:\n)", pipeline) if f"salcli {command}" in text]
     if not stages:
         return
-    read = {"seeds", "launcher", "device", "variant", "data"}
+    read = {"seeds", "launcher", "timeout", "device", "variant", "data"}
     read |= {found for stage in stages for found in re.findall(r"^      - ([a-z_]+)\b", stage, re.MULTILINE)}
     for key in assigned:
         if key.split(".")[0] not in read:

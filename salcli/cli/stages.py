@@ -53,6 +53,13 @@ def fingerprints(params: ParamsFile = PARAMS_YAML) -> None:
     stage.run(params)
 
 
+def summary(params: ParamsFile = PARAMS_YAML) -> None:
+    """Write means over seeds and OOD sets, for `dvc metrics`, `dvc exp show` and `dvc plots`."""
+    from salcli.report import summary as stage
+
+    stage.run(params)
+
+
 def prepare(
     part: Annotated[PreparePart, typer.Argument(help="One part, as DVC runs it.")] = PreparePart.everything,
     params: ParamsFile = PARAMS_YAML,

@@ -29,6 +29,7 @@ from salcli.report.figures import (
     densities,
     draw_condition,
     draw_errors,
+    draw_gradients,
     house_style,
     linear_bins,
     mark_threshold,
@@ -216,14 +217,26 @@ def training_chart(network: str, name: str, curve: pd.DataFrame) -> Chart:
 
 
 def theory_charts(theory: dict[str, Any]) -> list[Chart]:
-    """The errors of the filter against its threshold, and ζ beside what Theorem 2 asks for."""
+    """The gradients, the errors of the filter against its threshold, and ζ beside what Theorem 2 asks for."""
     charts = []
+    if theory.get("gradients"):
+        with _axes(TALL) as (plot,):
+            theta = draw_gradients(plot, theory)
+            _legend(plot)
+        outliers = "OOD data" if theory["gradients"]["by_truth"] else "samples with τ > T"
+        summary = (
+            f"Gradients of wild data around the mean ID gradient ∇̄ and the singular vector v. The mean gradient of "
+            f"{outliers} is at θ = {theta} to v."
+        )
+        charts.append(Chart("theory-gradients", "Gradients of wild data (Figure 1)", summary, _figure_of(plot)))
     with _axes(TALL) as (plot,):
         errors = draw_errors(plot, theory)
         _legend(plot)
     if errors:
         shown = ", ".join(f"{name} {percent(value)}" for name, value in errors.items())
         summary = f"At T = {float(theory['threshold']):.3g}: {shown}."
+        if theory.get("contamination") is not None:
+            summary += f" {percent(theory['contamination'])} of the candidates are ID data (contamination)."
         charts.append(Chart("theory-errors", "Errors of the filter against its threshold", summary, _figure_of(plot)))
     with _axes(TALL) as (plot,):
         draw_condition(plot, theory)
@@ -231,6 +244,10 @@ def theory_charts(theory: dict[str, Any]) -> list[Chart]:
     zeta, debiased, required = (float(theory[key]) for key in ("zeta", "zeta_without_noise", "required"))
     holds = "holds" if theory.get("condition_holds") else "does not hold"
     summary = f"ζ = {zeta:.3g}, debiased {debiased:.3g}; Theorem 2 asks for {required:.3g}: its condition {holds}."
+    if "zeta_pairwise" in theory:
+        summary += (
+            f" The authors' code would print ζ = {float(theory['zeta_pairwise']):.3g}, the mean pairwise distance."
+        )
     charts.append(Chart("theory-condition", "Condition on the discrepancy ζ", summary, _figure_of(plot)))
     return charts
 

@@ -6,19 +6,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 
+from salcli.errors import escaped
 from salcli.progress import is_main_process
+
+
+class _Console(Console):
+    """Control characters in names and labels are shown, not sent to the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(escaped(segment.text), segment.style)
+
 
 PLAIN_WIDTH = 100  # of output that goes to a file or a pipe
 SECONDS_BETWEEN_LINES = 10.0
 
 # of several processes, only the main one prints
-console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, soft_wrap=False, quiet=not is_main_process())
+console = _Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, soft_wrap=False, quiet=not is_main_process())
 # for messages of a command whose standard output other programs read
-side_console = Console(width=None if sys.stderr.isatty() else PLAIN_WIDTH, stderr=True, quiet=not is_main_process())
+side_console = _Console(width=None if sys.stderr.isatty() else PLAIN_WIDTH, stderr=True, quiet=not is_main_process())
 
 
 def plain_table(title: str, *columns: str, n_left: int = 1, caption: Sequence[str] = ()) -> Table:
@@ -38,6 +49,7 @@ class ConsoleProgress:
 
     def __init__(self, to: Console | None = None) -> None:
         self.seconds = 0.0
+        self._noted: set[str] = set()
         self._console = to or console
 
     @contextmanager
@@ -49,7 +61,7 @@ class ConsoleProgress:
 
     @contextmanager
     def _shown(self, name: str, total: int, unit: str) -> Iterator["_Meter"]:
-        meter = _Meter(name, total, unit, self._console)
+        meter = _Meter(name, total, unit, self._console, self._noted)
         if not self._console.is_terminal:
             yield meter
             return
@@ -67,8 +79,8 @@ class ConsoleProgress:
 
 
 class _Meter:
-    def __init__(self, name: str, total: int, unit: str, to: Console) -> None:
-        self._name, self._total, self._unit, self._console = name, total, unit, to
+    def __init__(self, name: str, total: int, unit: str, to: Console, noted: set[str]) -> None:
+        self._name, self._total, self._unit, self._console, self._noted = name, total, unit, to, noted
         self._done = self._skipped = 0
         self._values: dict[str, float] = {}
         self._started = self._last_line = time.monotonic()
@@ -95,6 +107,10 @@ class _Meter:
         self._skipped += n
 
     def note(self, text: str) -> None:
+        """Once, whatever the number of experiments it holds for."""
+        if text in self._noted:
+            return
+        self._noted.add(text)
         self._console.print(f"{self._name}: {text}", style="yellow", highlight=False, markup=False)
 
     def _share(self) -> str:

@@ -143,8 +143,37 @@ def draw_condition(axes: Axes, theory: dict[str, Any]) -> None:
     if estimate:
         name = f"ζ at π̂ = {estimate['pi']:.3f} (by {estimate['score']})"
         axes.errorbar(estimate["pi"], zeta, bar, fmt="D", color=BLUE, capsize=4, label=name)
+    if (pairwise := theory.get("zeta_pairwise")) is not None:
+        pi = theory["pi"] if theory.get("pi") is not None else (estimate or {}).get("pi", 0)
+        axes.plot(pi, pairwise, "s", color=GREY, markerfacecolor="none", label="pairwise (authors' code)")
     axes.set(xlabel="π", ylabel="ζ", xlim=(-0.02, 1.02))
     axes.set_ylim(bottom=0)
+
+
+def draw_gradients(axes: Axes, theory: dict[str, Any]) -> str:
+    """Figure 1 of the paper, from theory.json: gradients around ∇̄, v, projections on it, the angle θ. Returns θ.
+
+    Each gradient is drawn at its part along v and the length of the rest, so lengths and angles to v are right.
+    """
+    found = theory["gradients"]
+    along, across, is_outlier = (np.array(found[name]) for name in ("along", "across", "is_outlier"))
+    names = ("OOD", "ID") if found["by_truth"] else ("τ > T", "τ ≤ T")
+    for own, name, colour, marker in ((~is_outlier, names[1], ORANGE, "o"), (is_outlier, names[0], PURPLE, "x")):
+        _dots(axes, np.stack([along[own], across[own]], axis=1), colour, f"{name} gradients", marker)
+        axes.plot(along[own], 0 * along[own], "|", color=colour, markersize=8, alpha=0.5, rasterized=True)
+    axes.axhline(0, color=GREY, linestyle="--", linewidth=1.2, label="v, with projections", zorder=1)
+    axes.plot(0, 0, "+", color=GREY, markersize=10, markeredgewidth=2, label="∇̄ of ID data", zorder=5)
+    means = found["means"]
+    x, y, angle = (means[name][0] for name in ("along", "across", "angle"))
+    theta = "–" if angle is None else f"{angle:.0f}°"
+    if angle is not None:
+        arrow = {"arrowstyle": "-|>", "color": VERMILION, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (x, y), (0, 0), arrowprops=arrow, zorder=6)
+        axes.plot([x, x], [0, y], ":", color=VERMILION, linewidth=1.5, zorder=6)
+        axes.plot(x, 0, "X", color=VERMILION, markersize=6, label=f"{names[0]} mean, θ = {theta}", zorder=6)
+    axes.set(xlabel="along v (squared: τ)", ylabel="across v")
+    axes.set_aspect("equal", adjustable="datalim")
+    return theta
 
 
 def _legend_below(axes: Axes, markerscale: float = 1) -> None:
@@ -156,19 +185,23 @@ def _legend_below(axes: Axes, markerscale: float = 1) -> None:
 
 
 def write_theory_figure(result: TheoryCheck, paths: Sequence[Path]) -> None:
-    """Scores, errors against the threshold, and the condition on ζ."""
+    """Gradients (Figure 1), scores, errors against the threshold, and the condition on ζ."""
     with reading_json(Found(result.written[0])) as content:
         theory = content
     with house_style():
-        figure = Figure(figsize=(13, 4.4), layout="constrained")
-        scores, errors, condition = figure.subplots(1, 3)
+        figure = Figure(figsize=(17, 4.4), layout="constrained")
+        gradients, scores, errors, condition = figure.subplots(1, 4)
+        if theory["gradients"]:
+            draw_gradients(gradients, theory)
         _draw_scores(scores, result)
-        at_threshold = draw_errors(errors, theory)
+        draw_errors(errors, theory)
         draw_condition(condition, theory)
-        errors.set_title("(b) Errors against the threshold")
-        condition.set_title("(c) Condition on the discrepancy")
-        for axes in (scores, *([errors] if at_threshold else []), condition):
-            _legend_below(axes)
+        gradients.set_title("(a) Gradients of wild data")
+        errors.set_title("(c) Errors against the threshold")
+        condition.set_title("(d) Condition on the discrepancy")
+        for axes in (gradients, scores, errors, condition):
+            if axes.get_legend_handles_labels()[0]:
+                _legend_below(axes)
         figure.suptitle(str(result.experiment), x=0.01, ha="left", weight="bold")
         write_figure(figure, paths)
 
@@ -187,7 +220,7 @@ def _draw_scores(axes: Axes, result: TheoryCheck) -> None:
         ]
     densities(axes, [sample for sample in samples if len(sample[0])], score_bins(axes, candidates))
     mark_threshold(axes, candidates.threshold)
-    axes.set(title="(a) Filtering score", ylabel="share of samples")
+    axes.set(title="(b) Filtering score", ylabel="share of samples")
 
 
 # --- toy
@@ -220,7 +253,8 @@ def _toy_candidates(axes: Axes, run: ToyRun, calibration: str) -> None:
     chosen, errors = run.tau > run.thresholds[calibration], run.errors(calibration)
     _dots(axes, run.wild[~chosen], "#BBBBBB", "τ ≤ T")
     _dots(axes, run.wild[chosen], GREEN, "τ > T", "x")
-    _plane(axes, f"(b) Candidates: ERR_in {errors.err_in:.1%}, ERR_out {errors.err_out:.1%}")
+    found = f"ERR_in {errors.err_in:.1%}, ERR_out {errors.err_out:.1%}, contamination {1 - errors.precision:.1%}"
+    _plane(axes, f"(b) {found}")
 
 
 def _plane(axes: Axes, title: str) -> None:
@@ -252,7 +286,7 @@ def _toy_gradients(axes: Axes, run: ToyRun) -> None:
     _legend_below(axes)
 
 
-def _dots(axes: Axes, points: Tensor, colour: str, name: str, marker: str = "o") -> None:
+def _dots(axes: Axes, points: Tensor | NDArray[np.floating], colour: str, name: str, marker: str = "o") -> None:
     width = 0.8 if marker == "x" else 0
     # as vectors, ten thousand dots would make a huge SVG
     axes.scatter(

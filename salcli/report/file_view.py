@@ -16,7 +16,7 @@ from rich.text import Text
 
 from salcli.errors import BadArtifactError, MissingArtifactError
 from salcli.report.console import plain_table
-from salcli.store.files import Found, read_header, reading_json
+from salcli.store.files import Found, check_claims, read_header, reading_json
 
 BYTES_AT_ONCE = 2**26
 SHOWN_CLASSES = 20
@@ -74,6 +74,7 @@ def _checkpoint(path: Path) -> list[RenderableType]:
 def _hdf5(path: Path, top: int) -> list[RenderableType]:
     try:
         with h5py.File(path, "r") as file:
+            check_claims(file, path.stat().st_size)
             kind = str(file.attrs.get("kind", "unknown"))
             about = json.loads(file.attrs.get("about", "{}"))
             parts: list[RenderableType] = [_facts({"kind": kind, **about}), _arrays(file)]

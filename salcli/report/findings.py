@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 
 from salcli.errors import BadArtifactError
-from salcli.pipeline.evaluate import SCORES
 from salcli.sal.metrics import ID_QUANTILE, roc_points, threshold_that_keeps
 from salcli.store.files import read_arrays, reading_json
 from salcli.store.formats import Candidates, read_candidates, read_samples
-from salcli.store.layout import Artifact, Experiment, Workspace, prepared_set
+from salcli.store.layout import TEST_SCORES, Artifact, Experiment, Workspace, prepared_set
 
 if TYPE_CHECKING:
     from salcli.params.schema import Params
@@ -104,7 +103,7 @@ def _evaluation(workspace: Workspace, params: Params, experiment: Experiment, un
 def _read_evaluation(workspace: Workspace, experiment: Experiment, unseen: str) -> Evaluation:
     found = workspace.find(experiment.evaluation("scores.h5", unseen))
     metrics = _json(workspace, experiment.evaluation("metrics.json", unseen)) or {}
-    arrays = read_arrays(found, SCORES)
+    arrays = read_arrays(found, TEST_SCORES)
     methods = []
     for path, scores in arrays.items():
         name, _, side = path.rpartition("/")

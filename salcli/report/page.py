@@ -21,8 +21,10 @@ from markupsafe import Markup
 
 from salcli import __version__
 from salcli.errors import MissingArtifactError
+from salcli.params.reading import AVERAGE
 from salcli.pipeline.review import as_cell, filter_mark
 from salcli.progress import Progress
+from salcli.report.bootstrap import has_scores, with_scores
 from salcli.report.charts import (
     Chart,
     clean,
@@ -37,9 +39,17 @@ from salcli.report.charts import (
 )
 from salcli.report.findings import Evaluation, Findings, MethodScores, read_findings
 from salcli.report.galleries import Galleries, read_galleries
-from salcli.report.results import AVERAGE, METRICS, Results, Row, asked_for, estimates_grid, pi_text
-from salcli.report.stage_tables import poor_fit, score_label
-from salcli.sal.metrics import FPR95_CONVENTION
+from salcli.report.results import (
+    METRICS,
+    Results,
+    Row,
+    asked_for,
+    estimates_grid,
+    groups_of,
+    pi_text,
+    results_notes,
+)
+from salcli.report.stage_tables import nothing_found, score_label
 from salcli.store.files import read_header, write_text
 from salcli.store.layout import RUNS, SAL, SCRATCH, UNKNOWN, Experiment, Workspace
 
@@ -109,6 +119,7 @@ class Report:
     tiles: list[Tile]
     tables: list[SetTable]
     notes: list[str]
+    verdicts: list[str]  # what the tables show, in a sentence each
     warning: str
     verdict: str  # of `filter`: what was found beyond what ID data alone would give
     tau: Chart
@@ -157,9 +168,9 @@ def collect(
             task.advance(1)
         galleries = read_galleries(workspace, params, findings, top)
         task.advance(1)
-    results = _results(workspace, params)
+    results = _results(workspace, params, progress)
     mixed = "" if experiment.pi == UNKNOWN else f"with {pi_text(experiment.pi)} of "
-    variant = "" if experiment.variant == SAL else f", {experiment.variant}"
+    variant = "" if experiment.variant == SAL else f", {findings.label(experiment.variant)}"
     return Report(
         title=f"{params.data.id}, wild data {mixed}{experiment.ood}{variant}",
         findings=findings,
@@ -167,6 +178,7 @@ def collect(
         tiles=tiles(findings),
         tables=_tables(results, experiment) if results else [],
         notes=_notes(results) if results else [],
+        verdicts=_verdicts(results) if results else [],
         warning=fit_warning(findings),
         verdict=str(findings.filter.get("verdict", "")),
         tau=tau_chart(findings.candidates),
@@ -195,14 +207,15 @@ def _drawn(charts: list[Chart]) -> list[Chart]:
     return charts
 
 
-def _results(workspace: Workspace, params: Params) -> Results | None:
+def _results(workspace: Workspace, params: Params, progress: Progress) -> Results | None:
     """As `salcli table` shows them."""
+    raw = params.model_dump()
+    root, only = (workspace.root / SCRATCH, None) if workspace.scratch else (workspace.root, asked_for(raw))
     try:
-        if workspace.scratch:
-            return Results.from_folder(workspace.root / SCRATCH / RUNS)
-        return Results.from_folder(workspace.root / RUNS, asked_for(params.model_dump()))
+        found = Results.from_folder(root / RUNS, only, groups_of(raw))
     except MissingArtifactError:
         return None
+    return with_scores(found, progress) if has_scores(found) else found
 
 
 # --- the first screen
@@ -216,6 +229,7 @@ def tiles(findings: Findings) -> list[Tile]:
     precision = findings.filter.get("precision")
     estimated = findings.filter.get("estimated", {}).get("precision")
     known = UNKNOWN if errors == [None, None] else "; ".join(map(percent, errors))
+    contaminated = "" if precision is None else f"; {percent(1 - precision)} of the candidates are ID (contamination)"
     if precision is not None or estimated is not None:
         how = "" if precision is not None else " (estimated)"
         share += f"; {percent(estimated if precision is None else precision)} of them OOD{how}"
@@ -224,7 +238,7 @@ def tiles(findings: Findings) -> list[Tile]:
         Tile(
             "threshold T", f"{candidates.threshold:.3g}", f"{score_label(candidates.score_name)} above T: a candidate"
         ),
-        Tile("errors of the filter", known, "ID taken for outliers; outliers missed (ERR_in; ERR_out)"),
+        Tile("errors of the filter", known, f"ID taken for outliers; outliers missed (ERR_in; ERR_out){contaminated}"),
     ]
     return shown + _test_tiles(findings.evaluation, findings.estimates) if findings.evaluation else shown
 
@@ -248,24 +262,25 @@ def _test_tiles(evaluation: Evaluation, estimates: dict[str, Any] | None) -> lis
 
 
 def fit_warning(findings: Findings) -> str:
-    """The warning of `filter`: τ separates only where the classifier fits the ID data."""
-    from salcli.pipeline.filter import ACCURACY_THE_THEORY_NEEDS
-
+    """The warning of `filter`: τ found nothing."""
     train, calibration = (findings.filter.get(f"{part}_accuracy") for part in ("train", "calibration"))
-    if findings.candidates.score_name != SAL or train is None or calibration is None:
+    found = findings.filter.get("estimated")
+    if findings.candidates.score_name != SAL or train is None or not found or found["beyond"] > found["margin"]:
         return ""
-    is_poor = min(train, calibration) < ACCURACY_THE_THEORY_NEEDS
-    return poor_fit(train, calibration).replace("the", "The", 1) if is_poor else ""
+    return nothing_found(train, calibration)
 
 
 def _tables(results: Results, experiment: Experiment) -> list[SetTable]:
-    """Those of the experiment's π first; the average first, if there is one, then every OOD set."""
+    """Those of the experiment's π first; the average first, then groups, then every OOD set."""
     several = len(results.shares) > 1
     found = [
         (pi, ood, SetTable(f"{ood}, π {pi}" if several else ood, list(METRICS.values()), [_row(row) for row in rows]))
         for (pi, ood), rows in groupby(results.rows(), key=lambda row: (row.pi, row.ood))
     ]
-    found.sort(key=lambda one: (one[0] != pi_text(experiment.pi), one[1] != AVERAGE))
+    means = [AVERAGE, *results.groups]
+    found.sort(
+        key=lambda one: (one[0] != pi_text(experiment.pi), means.index(one[1]) if one[1] in means else len(means))
+    )
     measured, estimated = [table for _, _, table in found], _estimate_tables(results)
     return [*estimated, *measured] if results.unknown_sets == results.ood_sets else [*measured, *estimated]
 
@@ -295,12 +310,14 @@ def _row(row: Row) -> MethodRow:
 
 
 def _notes(results: Results) -> list[str]:
-    seeds = f"Mean ± std over {results.n_seeds} seeds; " if results.n_seeds > 1 else "One seed; "
-    samples = ", ".join(f"{name} {text}" for name, text in results.samples.items())
     grids = [estimates_grid(part, False, everything=True) for part in results.by_pi()]
     estimates = [note for grid in grids if grid for note in (*grid.notes, "◀: chosen by the estimates.")]
-    notes = [f"{seeds}the best numbers are bold; sorted by average FPR95.", f"Samples: {samples}."]
-    return [*notes, *dict.fromkeys(estimates)]
+    return [*results_notes(results), *dict.fromkeys(estimates)]
+
+
+def _verdicts(results: Results) -> list[str]:
+    several = len(results.shares) > 1
+    return [f"π {pi}: {text}" if several else text for pi, text in results.verdicts.items() if text]
 
 
 # --- provenance: code, versions, machine, files; no names of people, hosts or home folders
@@ -354,7 +371,10 @@ def _version(package: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    except (OverflowError, ValueError, OSError):  # a file of the year 300,000
+        return "unknown"
 
 
 def _commit(root: Path) -> str:
@@ -416,7 +436,6 @@ def render(report: Report) -> str:
         findings=report.findings,
         experiment=report.findings.experiment,
         sections=SECTIONS,
-        convention=FPR95_CONVENTION,
         style=Markup(style),
         script=Markup(script),
         script_digest=digest,

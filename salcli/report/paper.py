@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -14,20 +14,24 @@ from typing import TYPE_CHECKING
 
 from salcli.errors import MissingArtifactError, PaperError
 from salcli.params.presets import presets, resolved
+from salcli.params.reading import AVERAGE
 from salcli.report.results import (
-    AVERAGE,
     LOWER_IS_BETTER,
     SHORT,
     SHORT_SCHEDULE,
     Cell,
+    EvaluationKey,
     Grid,
     Results,
     pi_text,
+    sweep_points,
 )
 from salcli.sal.metrics import FPR95_CONVENTION
 from salcli.store.layout import UNKNOWN
 
 if TYPE_CHECKING:  # slow to load
+    from pathlib import Path
+
     import pandas as pd
 
     from salcli.params.schema import Params
@@ -38,11 +42,29 @@ UNSEEN_300K, UNSEEN_TIN = "unseen-300k", "unseen-tin"
 THEORY, MAIN, MIXING_RATIO = "theory", "main-cifar100", "mixing-ratio"
 OTHER_CROP = {"tin-crop": "tin-resize", "tin-resize": "tin-crop"}
 N_RUNS = {"main-cifar100": 10, "cifar10": 10}  # what the captions say the numbers are averaged over; no other says so
+ALL_ID = ", all ID"  # a row whose network was trained on all ID data but the test's
+ALSO = {"energy-vos": "energy-oe"}  # "Energy (w/ OE)" is this loss in WOODS' published sweeps
 OUR_METRICS = {"fpr95": "fpr95", "auroc": "auroc", "id_acc": "id_accuracy"}  # the paper's names → ours
 COLUMNS = {"fpr95": "FPR95 ↓", "auroc": "AUROC ↑", "id_accuracy": "ID acc. ↑"}
 NO_SINGLE_SET = {OF_ALL_SETS, AVERAGE}
 NOTHING = "–"
 CALIBRATIONS = {"train": "the paper's text", "holdout": "our default", "id-svd": "the authors' code"}
+# what the captions and the text of these tables leave open
+NOT_STATED = {
+    "resnet18": "π",
+    "resnet34": "π",
+    "near-cifar50": "π and the network",
+    "unseen-tin": "π and the network",
+    "weakly-supervised": "π and the network",
+}
+ERRORS = {"err_out": "ERR_out ↓", "err_in": "ERR_in ↓", "fpr95": "FPR95 ↓"}  # columns of Table 6
+WITH_ERRORS = (THEORY, "predicted-labels")
+PROTOCOLS = {
+    "held out": "held out: T on held-out ID data, with predicted labels (ours)",
+    "paper's text": "paper's text: T on ID training data, with true labels on the wild v; the text fixes neither",
+    "released code": "released code: the filter, T and fine-tuning of the authors' main.py",
+}
+AT_ONE = "At π = 1 the authors' code has one ID image to 120 OOD images; ours has none, so there is no ERR_in."
 STRICTER = (
     "Our splits are stricter: the classifier has not seen the wild half of the ID data, no image is both wild and test."
 )
@@ -108,15 +130,20 @@ def settings() -> dict[Setting, tuple[PaperNumber, ...]]:
 
 
 def matching_settings(params: Params) -> list[Setting]:
-    """The tables to compare with, the nearest first. One that adds nothing to those before it is left out."""
+    """The tables to compare with, the nearest first. One that adds nothing to those before it is left out.
+
+    None where the params are those of Table 6, which `compare_errors` compares as a whole.
+    """
+    if {*_with_errors(params)} >= {one for one in settings() if one.table == THEORY}:
+        return []
     fitting = [setting for setting in settings() if _fits(setting, params)]
-    asked, variants = _experiments(params), [{*paper_names(variant, params)} for variant in params.variants]
+    asked, rows = _experiments(params), [{*paper_names(name, params)} for name in params.evaluate.methods]
 
     def distance(setting: Setting) -> tuple[int, bool]:
-        """How many of our variants the table lacks, and whether it has other OOD sets."""
+        """How many of our rows the table lacks, and whether it has other OOD sets."""
         own = _comparable(setting)
         methods = {one.method for one in own}
-        return sum(not names & methods for names in variants), {(one.wild, one.test) for one in own} != asked
+        return sum(not names & methods for names in rows), {(one.wild, one.test) for one in own} != asked
 
     chosen: list[Setting] = []
     covered: set[tuple[str, ...]] = set()
@@ -130,9 +157,19 @@ def matching_settings(params: Params) -> list[Setting]:
         if own - covered:
             chosen.append(setting)
             covered |= own
-    if not chosen:
+    if not chosen and not _with_errors(params):
         raise PaperError(_nothing_found(params))
     return chosen
+
+
+def _with_errors(params: Params) -> list[Setting]:
+    """Settings with errors of the filter on an OOD set of ours, one for each π."""
+    found = {
+        one.setting.pi: one.setting
+        for one in reversed(paper_numbers())  # Table 6 comes first, and stays
+        if one.setting.table in WITH_ERRORS and _fits(one.setting, params) and one.test in params.data.ood
+    }
+    return [*found.values()][::-1]
 
 
 def our_methods(paper_method: str, params: Params) -> list[str]:
@@ -150,6 +187,7 @@ def paper_names(method: str, params: Params) -> list[str]:
         }
         differences = [*(name for name, differs in variants.items() if differs), *_variants_of_tau(own)]
         return [f"SAL ({', '.join(differences)})"] if differences else ["SAL", "SAL (c=1)"]
+    method = ALSO.get(method, method).partition("@")[0]  # knn@all-id: KNN of another network
     if method == "sal-posthoc":  # τ itself: what is done with it afterwards makes no difference
         return [f"SAL ({', '.join(['post-hoc', *_variants_of_tau(params)])})"]
     return [name for name in _rivals_of_the_paper() if _our_spelling(name) == method] or [method]
@@ -169,7 +207,9 @@ def _variants_of_tau(params: Params) -> list[str]:
     chosen = params.filter
     variants = {
         "class-agnostic": chosen.svd == "class-agnostic",
-        "random-labels": chosen.labels == "random",
+        "random-labels": chosen.labels == "random-wild",
+        "random labels of ID data, too": chosen.labels == "random",
+        f"temperature {chosen.temperature}": chosen.temperature != 1,
         "global reference": chosen.reference == "global",
         f"c={chosen.n_vectors}": chosen.n_vectors > 1,
     }
@@ -188,7 +228,9 @@ def _pi_of_ours(setting: Setting, params: Params) -> str:
 
 
 def _comparable(setting: Setting) -> list[PaperNumber]:
-    """Numbers of single OOD sets in metrics that we have too."""
+    """Numbers of single OOD sets in metrics that we have too. Tables of the filter's errors are compared as a whole."""
+    if setting.table in WITH_ERRORS:
+        return []
     return [one for one in settings()[setting] if one.metric in OUR_METRICS and one.test not in NO_SINGLE_SET]
 
 
@@ -208,7 +250,10 @@ def _nothing_found(params: Params) -> str:
     ]
     only_errors = [setting.table for setting in settings() if _fits(setting, params) and not _comparable(setting)]
     if only_errors:
-        lines.append(f"of {', '.join(only_errors)} it reports the filter's errors alone; yours: dvc metrics show")
+        lines.append(
+            f"of {', '.join(only_errors)} it reports the filter's errors alone; yours: "
+            "dvc metrics show runs/*/*/*/sal/filter.json"
+        )
     near = [name for name, preset in presets().items() if preset.paper and resolved(preset)["data"]["id"] == data.id]
     lines.append(f"presets that fit {data.id}: {', '.join(near)}" if near else "presets that fit: salcli presets")
     return "\n  ".join(lines)
@@ -251,7 +296,7 @@ class Comparison:
     only_ours: list[str]
     not_evaluated: list[str]
     shorter: list[str]  # schedules that are shorter than the preset's
-    protocols: list[str]  # how the threshold of each of our variants is calibrated
+    protocols: list[str]  # what the protocols in the names of rows are
     n_seeds: int
 
 
@@ -259,7 +304,7 @@ def compare(results: Results, params: Params) -> list[Comparison]:
     """Our results beside each table of the paper that fits params."""
     compared = [_compare(results, setting, params) for setting in matching_settings(params)]
     with_ours = [one for one in compared if any(row.n_seeds for row in one.rows)]
-    if not with_ours:
+    if compared and not with_ours:
         missing = dict.fromkeys(test for one in compared for test in one.not_evaluated)
         raise MissingArtifactError(
             f"none of the paper's OOD sets is evaluated yet ({', '.join(missing)}); do it with: dvc repro"
@@ -287,7 +332,7 @@ def _compare(results: Results, setting: Setting, params: Params) -> Comparison:
         )
         for test, own_runs in groups.items()
         for method, all_ours in methods.items()
-        for ours, name in _named(method, all_ours, labels)
+        for ours, name in _named(method, all_ours, labels, params)
     ]
     known = {name for all_ours in methods.values() for name in all_ours}
     return Comparison(
@@ -299,24 +344,54 @@ def _compare(results: Results, setting: Setting, params: Params) -> Comparison:
         ],
         not_evaluated=[test for wild, test in sets if (wild, test) not in evaluated],
         shorter=_shorter_schedules(setting.table, params),
-        protocols=_protocols(params, labels),
+        protocols=_protocols([row.method for row in rows], params),
         n_seeds=int(runs["seed"].nunique()),
     )
 
 
-def _named(method: str, ours: list[str], labels: dict[str, str]) -> list[tuple[str, str]]:
-    """Our methods with the name of their row: the paper's; where several variants compete for it, ours too."""
-    if len(ours) < 2:
-        return [(ours[0] if ours else "", method)]
-    return [(name, f"{method}: {labels.get(name, name)}") for name in ours]
+def compare_errors(folder: Path, only: Collection[EvaluationKey], params: Params) -> list[tuple[Setting, ComparedRow]]:
+    """Errors of the filter and FPR95 by π, of every variant that the paper calls SAL (Table 6)."""
+    rows, variants = [], _named("SAL", our_methods("SAL", params), {}, params)
+    points = {variant: sweep_points(folder, only, variant) for variant, _ in variants if variant}
+    for setting in _with_errors(params):
+        paper = {one.metric: one.value for one in settings()[setting]}
+        (test,) = {one.test for one in settings()[setting]}
+        for variant, name in variants:
+            own = [one for one in points.get(variant, ()) if (one.ood, one.pi) == (test, setting.pi)]
+            pairs = {}
+            for metric in ERRORS:
+                values = [100 * value for one in own if (value := getattr(one, metric)) is not None]
+                theirs = 100 * paper.get(metric, math.nan) / AS_SHARE[metric]
+                pairs[metric] = Pair(mean(values) if values else math.nan, math.nan, theirs)
+            rows.append((setting, ComparedRow(test, name, len(own), False, pairs)))
+    return rows if any(row.n_seeds for _, row in rows) else []
 
 
-def _protocols(params: Params, labels: dict[str, str]) -> list[str]:
-    found = []
-    for variant in params.variants:
-        chosen = params.for_variant(variant).filter.calibration
-        found.append(f"{labels.get(variant, variant)}: {chosen} ({CALIBRATIONS.get(chosen, 'custom')})")
-    return found
+def _named(method: str, ours: list[str], labels: dict[str, str], params: Params) -> list[tuple[str, str]]:
+    """Our methods with the name of their row: the paper's, and whose protocol a variant of SAL follows."""
+    names = {name: _row_name(method, name, labels, params) for name in ours}
+    repeated = [row for row in names.values() if [*names.values()].count(row) > 1]
+    names = {name: f"{row}, {labels.get(name, name)}" if row in repeated else row for name, row in names.items()}
+    return [*names.items()] or [("", method)]
+
+
+def _row_name(method: str, ours: str, labels: dict[str, str], params: Params) -> str:
+    from salcli.methods.sal import protocol  # the params have loaded it
+
+    if ours in params.variants:
+        return f"{method}: {protocol(params.for_variant(ours).filter)}"
+    if "@" in ours or getattr(params.methods.of(ours), "images", "train") == "all":
+        return f"{method}{ALL_ID}"
+    return f"{method}: {labels.get(ours, ours)}" if ours in ALSO else method
+
+
+def _protocols(rows: Sequence[str], params: Params) -> list[str]:
+    """What the names in these rows mean."""
+    found = {name: text for name, text in PROTOCOLS.items() if any(row.endswith(f": {name}") for row in rows)}
+    if "released code" in found:
+        is_theirs = params.data.mixing == "recycle"
+        found["released code"] += ", on its wild set" if is_theirs else ", on our wild set (theirs: preset released)"
+    return [*found.values()]
 
 
 def _shorter_schedules(table: str, params: Params) -> list[str]:
@@ -370,6 +445,38 @@ def _averages(runs: pd.DataFrame, pairs: list[tuple[str, str]], *, is_complete: 
 # --- the comparison as a table
 
 
+def paper_grids(comparisons: Sequence[Comparison], errors: Grid | None = None) -> list[Grid]:
+    """What several tables have to say alike stands under the last."""
+    grids = [*map(paper_grid, comparisons), *([errors] if errors else [])]
+    later: list[list[str]] = [[note for grid in grids[i + 1 :] for note in grid.notes] for i in range(len(grids))]
+    return [
+        replace(grid, notes=[note for note in grid.notes if note not in said])
+        for grid, said in zip(grids, later, strict=True)
+    ]
+
+
+def errors_grid(rows: Sequence[tuple[Setting, ComparedRow]], params: Params) -> Grid | None:
+    if not rows:
+        return None
+    first, test = rows[0][0], rows[0][1].test
+    sections = [
+        [[Cell(f"{setting.pi:g}"), Cell(row.method), *_cells(row, ERRORS)] for _, row in own]
+        for setting, own in groupby(rows, key=lambda pair: pair[0])
+    ]
+    return Grid(
+        title=f"Ours and the paper's, in %: errors of the filter, {first.id}, {first.backbone}, {test} ({first.table})",
+        header=["π", "method", *(f"{name} {who}" for name in ERRORS.values() for who in ("ours", "paper", "Δ"))],
+        sections=sections,
+        notes=[
+            f"Paper: {PAPER}, {presets()[first.table].paper}. Δ: ours less the paper's.",
+            *(f"{protocol}." for protocol in _protocols([row.method for _, row in rows], params)),
+            *([AT_ONE] if any(setting.pi == 1 for setting, _ in rows) else []),
+            STRICTER,
+        ],
+        short_header=["π", "method", *_short_header(ERRORS)],
+    )
+
+
 def paper_grid(comparison: Comparison) -> Grid:
     setting = comparison.setting
     pi = f", π {setting.pi:g}" if setting.pi is not None else ""
@@ -380,11 +487,6 @@ def paper_grid(comparison: Comparison) -> Grid:
         ]
         for test, rows in groupby(comparison.rows, key=lambda row: row.test)
     ]
-    short_header = ["OOD\ntest set", "method"]
-    for name in COLUMNS.values():
-        words, arrow = name.rsplit(" ", 1)
-        first, _, second = words.partition(" ")
-        short_header += [f"{first}\nours", f"{second} {arrow}".strip() + "\npaper", "\nΔ"]
     return Grid(
         title=f"Ours and the paper's, in %: {setting.id}, {setting.backbone}{pi} ({setting.table})",
         header=[
@@ -394,36 +496,47 @@ def paper_grid(comparison: Comparison) -> Grid:
         ],
         sections=sections,
         notes=_notes(comparison),
-        short_header=short_header,
+        short_header=["OOD\ntest set", "method", *_short_header(COLUMNS)],
     )
 
 
-def paper_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """For programs: one line for each table, OOD set and method."""
+def _short_header(columns: Mapping[str, str]) -> list[str]:
+    header = []
+    for name in columns.values():
+        words, arrow = name.rsplit(" ", 1)
+        first, _, second = words.partition(" ")
+        header += [f"{first}\nours", f"{second} {arrow}".strip() + "\npaper", "\nΔ"]
+    return header
+
+
+def paper_frame(comparisons: Sequence[Comparison], errors: Sequence[tuple[Setting, ComparedRow]] = ()) -> pd.DataFrame:
+    """For programs: one line for each table, π, OOD set and method."""
     import pandas as pd
 
+    tables = [(one.setting, row, COLUMNS) for one in comparisons for row in one.rows]
+    tables += [(setting, row, ERRORS) for setting, row in errors]
     return pd.DataFrame(
         {
-            "table": comparison.setting.table,
+            "table": setting.table,
+            "pi": setting.pi,
             "ood": row.test,
             "method": row.method,
             "n_seeds": row.n_seeds,
             "short_schedule": row.has_short_schedule,
             **{
                 f"{metric}_{what}": getattr(row.pairs.get(metric, Pair()), what)
-                for metric in COLUMNS
+                for metric in columns
                 for what in ("ours", "ours_std", "paper", "difference")
             },
         }
-        for comparison in comparisons
-        for row in comparison.rows
+        for setting, row, columns in tables
     )
 
 
-def _cells(row: ComparedRow) -> list[Cell]:
+def _cells(row: ComparedRow, columns: Mapping[str, str] = COLUMNS) -> list[Cell]:
     """Ours, the paper's and the difference in each metric; empty where a metric is of no single set."""
     cells = []
-    for metric in COLUMNS:
+    for metric in columns:
         pair = row.pairs.get(metric)
         if pair is None:
             cells += [Cell("")] * 3
@@ -438,7 +551,7 @@ def _colour(metric: str, difference: str) -> str:
     """Green where ours is better; none for what looks equal."""
     if difference == NOTHING or not difference.strip("+−0."):
         return ""
-    return "green" if difference.startswith("−") == (metric in LOWER_IS_BETTER) else "red"
+    return "green" if difference.startswith("−") == (metric in LOWER_IS_BETTER or metric in ERRORS) else "red"
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -448,16 +561,20 @@ def _notes(comparison: Comparison) -> list[str]:
     notes = [
         f"Paper: {PAPER}, {comparison.source}. Δ: ours less the paper's.",
         f"Ours: {ours}. The paper's: {theirs}.",
-        f"Threshold calibrated on: {'; '.join(comparison.protocols)}.",
+        *(f"{protocol}." for protocol in comparison.protocols),
         STRICTER,
         FPR95_CONVENTION,
     ]
     if comparison.shorter:
         notes.append(f"Short schedule: {', '.join(comparison.shorter)} in the paper's preset.")
-    if comparison.setting.pi is None:
-        notes.append("The paper does not say which share π of OOD data this table has.")
+    if what := NOT_STATED.get(comparison.setting.table):
+        notes.append(f"The paper does not state {what} of this table; ours are those of its other tables.")
     if any(row.n_seeds == 0 for row in comparison.rows):
         notes.append(f"{NOTHING}: not reported, or a method that was not run here.")
+    if any(row.method.endswith(ALL_ID) for row in comparison.rows):
+        notes.append(
+            "all ID: the network has seen the wild ID half, too, as those of the paper's ID-only baselines have."
+        )
     if comparison.not_evaluated:
         notes.append(f"In the paper's table, but not evaluated here: {', '.join(comparison.not_evaluated)}.")
     if comparison.only_ours:
@@ -502,6 +619,11 @@ def paper_curves(params: Params, ood_sets: Sequence[str]) -> list[PaperCurve]:
 def paper_err_in_of_toy() -> dict[str, float]:
     """ERR_in of both scenarios of the example in the plane."""
     return {one.test: one.value for one in paper_numbers() if one.setting.table == "toy" and one.metric == "err_in"}
+
+
+def paper_zeta() -> dict[float, float]:
+    """Table 5, by π."""
+    return {one.setting.pi: one.value for one in paper_numbers() if one.metric == "zeta" and one.setting.pi}
 
 
 def _of_other_data(metric: str) -> list[PaperCurve]:

@@ -1,7 +1,7 @@
 """All metrics.json files of a workspace as tables: mean ± std over seeds, one table for each share π of OOD data.
 
 Everything that a table needs stands in those files, the labels of the methods too, so neither torch nor the methods
-are loaded.
+are loaded. What the stored scores add, intervals above all, is in bootstrap.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from salcli.errors import MissingArtifactError, ParamsError
+from salcli.errors import MissingArtifactError, ParamsError, SalError
+from salcli.params.reading import AVERAGE, check_groups, lookup
 from salcli.report.console import plain_table
-from salcli.sal.metrics import FPR95_CONVENTION
+from salcli.sal.estimates import NO_HOLDOUT
+from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE
 from salcli.store.files import Found, reading_json
 from salcli.store.layout import SAL, SCRATCH, UNKNOWN, Experiment
 
@@ -35,10 +37,20 @@ METRICS = {
 }
 LOWER_IS_BETTER = {"fpr95"}
 ESTIMATED, ESTIMATE = ("fpr95", "auroc"), ("value", "low", "high")
-AVERAGE, SHORT = "average", "short_schedule"
+SHORT, PROTOCOL = "short_schedule", "protocol"
+DRAWS = {"fpr95": "fpr95_draws", "auroc": "auroc_draws"}  # columns of runs with the metric in each resample
+LEAST = "least_step"  # column of runs: percent that a difference must be, however small its interval
+ENDS = (0.025, 0.975)  # of an interval
+ID_POSITIVE, OOD_POSITIVE = "id-positive", "ood-positive"
+CONVENTIONS = {ID_POSITIVE: FPR95_CONVENTION, OOD_POSITIVE: FPR95_OOD_POSITIVE}
 SHORT_SCHEDULE = "\n(short schedule)"  # on a line of its own in the terminal
 FULL_WIDTH = 96  # terminal columns that mean ± std needs
 CANNOT_TELL = "cannot tell"
+INTERVAL = "95% interval"
+BEATS = (
+    "Beats: a lower FPR95 in every seed, by more than resamples of the test samples explain (95% interval of all "
+    "differences at once)."
+)
 WIDER = 2  # what "(short schedule)" needs beyond that
 # below runs/: on the OOD set of the wild data, and on sets that are only tested on
 EVALUATIONS = ("*/*/pi-*/evaluation/metrics.json", "*/*/pi-*/evaluation/unseen/*/metrics.json")
@@ -172,12 +184,22 @@ def asked_for(raw: Mapping[str, Any]) -> set[EvaluationKey]:
         raise ParamsError(f"params.yaml is not valid ({error!r}); see what is wrong with: salcli prepare") from None
 
 
+def groups_of(raw: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """data.groups of params.yaml: test sets whose mean is shown, too."""
+    try:
+        groups: dict[str, Sequence[str]] = dict(lookup(raw, "data.groups") or {})
+        check_groups(groups, [*lookup(raw, "data.ood"), *lookup(raw, "data.test_ood")] if groups else [])
+    except (SalError, TypeError, ValueError) as error:
+        raise ParamsError(f"params.yaml is not valid: data.groups: {error}") from None
+    return groups
+
+
 @dataclass(frozen=True)
 class Row:
-    """One method on one OOD set, in percent. `best` names the metrics in which no other method beats it."""
+    """One method in one section, in percent. `best` names the metrics in which no other method beats it."""
 
     pi: str
-    ood: str  # the test set, and the wild one where that is another
+    ood: str  # the test set, and the wild one where that is another; or a group, or the average
     method: str
     label: str
     n_seeds: int
@@ -185,6 +207,7 @@ class Row:
     std: dict[str, float]  # NaN for a single seed
     best: frozenset[str]
     has_short_schedule: bool  # of any seed
+    intervals: dict[str, tuple[float, float]]  # of FPR95 and AUROC, over test samples; empty unless asked for
 
     @property
     def name(self) -> str:
@@ -199,7 +222,7 @@ class Estimated:
     """
 
     ood: str
-    share: tuple[float, ...]  # π̂
+    share: tuple[float, ...] | None  # π̂
     methods: dict[str, dict[str, tuple[float, ...]]]  # fpr95 and auroc
     chosen: list[str]
     reasons: list[str]
@@ -213,16 +236,27 @@ class Results:
     samples: dict[str, str]
     n_left_out: int = 0  # evaluations that exist, but were not asked for
     estimates: Mapping[EvaluationKey, Mapping[str, Any]] = field(default_factory=dict)  # of estimates.json, if any
+    files: Mapping[EvaluationKey, Path] = field(default_factory=dict)  # metrics.json
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # test sets whose mean is a section, too
+    sort: str = ""  # the metric that each section is sorted by; "": all by the average FPR95
+    convention: str = ID_POSITIVE  # of FPR95
+    intervals: bool = False  # show FPR95 and AUROC alone, each with its interval; needs the draws of bootstrap.py
+    verdicts: Mapping[str, str] = field(default_factory=dict)  # by π: what the table shows, in a sentence
 
     @classmethod
-    def from_folder(cls, folder: Path, only: Collection[EvaluationKey] | None = None) -> Results:
+    def from_folder(
+        cls,
+        folder: Path,
+        only: Collection[EvaluationKey] | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
+    ) -> Results:
         """Every evaluation below a runs folder, or `only` some of them."""
         found = _evaluations(folder)
         wanted = [path for place, path in found.items() if only is None or place in only]
         if not wanted:
             made_by = "salcli evaluate --scratch" if SCRATCH in folder.parts else "dvc repro, or salcli evaluate"
             raise MissingArtifactError(f"there is no evaluation below {folder} yet; make one with: {made_by}")
-        return cls.read(wanted, len(found) - len(wanted))
+        return replace(cls.read(wanted, len(found) - len(wanted)), groups=groups or {})
 
     @classmethod
     def read(cls, paths: Iterable[Path], n_left_out: int = 0) -> Results:
@@ -230,21 +264,22 @@ class Results:
         import pandas as pd
 
         runs: list[dict[str, Any]] = []
-        counts: list[tuple[EvaluationKey, dict[str, int]]] = []
+        counts: dict[EvaluationKey, dict[str, int]] = {}
         estimates: dict[EvaluationKey, Mapping[str, Any]] = {}
+        files: dict[EvaluationKey, Path] = {}
         for path in paths:
             place = EvaluationKey.of(path)
-            if place is None or place in [known for known, _ in counts]:
+            if place is None or place in files:
                 continue
-            own_runs, own_counts = _read_evaluation(path, place)
+            own_runs, counts[place] = _read_evaluation(path, place)
             runs += own_runs
-            counts.append((place, own_counts))
+            files[place] = path
             if found := _read_estimates(path, place):
                 estimates[place] = found
         frame = pd.DataFrame(runs)
         order = {pi: i for i, pi in enumerate(sorted(frame["pi"].unique(), key=_by_value))}
         frame = frame.sort_values("pi", key=lambda column: column.map(order), kind="stable", ignore_index=True)
-        return cls(frame, _samples(counts), n_left_out, estimates)
+        return cls(frame, _samples(counts), n_left_out, estimates, files)
 
     def by_pi(self) -> list[Results]:
         """One part for each π, in ascending order: numbers at different π are never averaged."""
@@ -298,45 +333,87 @@ class Results:
                 for name in names
             }
             chosen, reasons = ([str(own[key]) for own in seeds] for key in ("chosen", "reason"))
-            found.append(Estimated(ood, _over_seeds(own["pi"] for own in seeds), methods, chosen, reasons))
+            shares = [own["pi"] for own in seeds if own["pi"]]
+            found.append(Estimated(ood, _over_seeds(shares) if shares else None, methods, chosen, reasons))
         return found
 
+    def sections(self) -> list[tuple[str, pd.DataFrame]]:
+        """Of one π: every OOD set, every group, the average of all sets, each with its runs."""
+        names = self._names()
+        every = [(ood, self.runs[[name == ood for name in names]]) for ood in self.ood_sets]
+        known = [(ood, runs) for ood, runs in every if runs["fpr95"].notna().any()]
+        found = known or every  # a set without OOD data has an accuracy alone, which the others have too
+        groups = [(group, self.runs[self.runs["test_set"].isin(sets)]) for group, sets in self.groups.items()]
+        average = [(AVERAGE, self.runs)] if len(found) > 1 else []
+        return [*found, *((group, runs) for group, runs in groups if len(runs)), *average]
+
     def rows(self) -> list[Row]:
-        """For each π every OOD set, then their average (within a seed first, then over seeds); best method first."""
+        """Every section of every π. Means are within a seed first, then over seeds; best method first."""
         if len(self.shares) > 1:
             return [row for part in self.by_pi() for row in part.rows()]
-        averages = self.runs.groupby(["method", "seed"], sort=False)[list(METRICS)].mean().reset_index()
-        ranking = list(averages.groupby("method")["fpr95"].mean().sort_values(kind="stable").index)
-        names = self._names()
-        groups = [(ood, self.runs[[name == ood for name in names]]) for ood in self.ood_sets]
-        known = [(ood, runs) for ood, runs in groups if runs["fpr95"].notna().any()]
-        groups = known or groups  # a set without OOD data has an accuracy alone, which the others have too
-        if len(groups) > 1:
-            groups.append((AVERAGE, averages))
-        return [row for ood, runs in groups for row in self._rows(ood, runs, ranking)]
+        ranking = list(_by_seed(self.runs).groupby("method")["fpr95"].mean().sort_values(kind="stable").index)
+        return [row for ood, runs in self.sections() for row in self._rows(ood, runs, ranking)]
 
     def _rows(self, ood: str, runs: pd.DataFrame, ranking: list[str]) -> list[Row]:
         labels = dict(zip(self.runs["method"], self.runs["label"], strict=True))
         short = frozenset(self.runs["method"][self.runs[SHORT]])
-        grouped = runs.groupby("method")[list(METRICS)]
+        grouped = _by_seed(runs).groupby("method")[list(METRICS)]
         mean, std, n_seeds = grouped.mean().astype(float), grouped.std().astype(float), grouped.size()
         shown = mean.map(lambda value: float(f"{value:.1f}"))  # what looks equal is equally good
         best = {metric: shown[metric].min() if metric in LOWER_IS_BETTER else shown[metric].max() for metric in METRICS}
+        order = [method for method in ranking if method in mean.index]
+        if self.sort:
+            is_lower = self.sort in LOWER_IS_BETTER
+            order = list(mean.loc[order, self.sort].sort_values(kind="stable", ascending=is_lower).index)
+        means: dict[Any, Any] = mean.to_dict("index")
+        stds: dict[Any, Any] = std.to_dict("index")
+        pi = self.shares[0]
         return [
             Row(
-                pi=self.shares[0],
+                pi=pi,
                 ood=ood,
                 method=method,
                 label=labels[method],
                 n_seeds=int(n_seeds[method]),
-                mean={metric: float(mean[metric][method]) for metric in METRICS},
-                std={metric: float(std[metric][method]) for metric in METRICS},
+                mean=means[method],
+                std=stds[method],
                 best=frozenset(metric for metric in METRICS if shown.at[method, metric] == best[metric]),
                 has_short_schedule=method in short,
+                intervals=_intervals(runs[runs["method"] == method], means[method]) if self.intervals else {},
             )
-            for method in ranking
-            if method in mean.index
+            for method in order
         ]
+
+
+def _by_seed(runs: pd.DataFrame) -> pd.DataFrame:
+    """The mean over sets of each method and seed."""
+    return runs.groupby(["method", "seed"], sort=False)[list(METRICS)].mean().reset_index()
+
+
+def mean_draws(runs: pd.DataFrame, metric: str) -> np.ndarray:
+    """A metric of one method in each resample: mean over sets, then over seeds."""
+    _, seed, n_sets = np.unique(runs["seed"], return_inverse=True, return_counts=True)
+    mean: np.ndarray = np.stack(list(runs[DRAWS[metric]])).T @ (1 / n_sets[seed] / len(n_sets))
+    return mean
+
+
+def _intervals(runs: pd.DataFrame, mean: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """95% intervals over test samples.
+
+    Resamples have ties, so their thresholds are off by half a rank: their mean is moved to the sample's. Where no
+    sample is on the wrong side, resamples are all alike, but up to 3/n of new samples may be (the rule of three).
+    """
+    runs = runs[runs["fpr95"].notna()]
+    if not len(runs):
+        return dict.fromkeys(DRAWS, (math.nan, math.nan))
+    least, found = runs[LEAST].mean(), {}
+    for metric in DRAWS:
+        draws = mean_draws(runs, metric)
+        low, high = np.clip(np.quantile(draws - draws.mean() + mean[metric], ENDS), 0, 100)
+        if metric == "fpr95" or draws.std() < 1e-4:
+            low, high = min(low, 100 - least), max(high, least)
+        found[metric] = float(low), float(high)
+    return found
 
 
 def _by_value(pi: str) -> float:
@@ -354,30 +431,35 @@ def _read_evaluation(path: Path, place: EvaluationKey) -> tuple[list[dict[str, A
                 "label": str(values.get("label", method)),
                 **{name: math.nan if values[name] is None else 100 * float(values[name]) for name in METRICS},
                 SHORT: bool(values.get(SHORT, False)),
+                PROTOCOL: str(values.get(PROTOCOL, "")),
             }
             for method, values in content.items()
             if method != "samples"
         ]
     if place.test_set == place.ood:
-        for variant, filtered in _filter_metrics(path, place).items():
-            counts |= {name: filtered[name] for name in ("n_id_train", "n_calibration", "n_wild")}
-            counts["candidates" if variant == SAL else f"candidates of {variant}"] = filtered["n_candidates"]
+        labels = {run["method"]: run["label"] for run in runs}
+        for variant, filtered in filter_metrics(path, place).items():
+            is_held_out = filtered.get(PROTOCOL, "held out") == "held out"  # others calibrate on training data
+            names = "n_id_train", "n_wild", *(["n_calibration"] if is_held_out else [])
+            counts |= {name: filtered[name] for name in names}
+            of = "" if variant == SAL else f" of {labels.get(variant, variant)}"
+            counts[f"candidates{of}"] = filtered["n_candidates"]
     return runs, counts
 
 
 def _read_estimates(path: Path, place: EvaluationKey) -> dict[str, Any] | None:
-    """estimates.json beside metrics.json, unless no wild data are held out: then there is no π̂."""
+    """estimates.json beside metrics.json, unless no wild data are held out."""
     file = path.with_name("estimates.json")
     if place.test_set != place.ood or not file.exists():
         return None
     with reading_json(Found(file, place.made_by)) as content:
-        if content["pi"]["value"] is None:
+        if content["reason"] == NO_HOLDOUT:
             return None
         methods = {
             name: {metric: _percent(own[metric]) for metric in ESTIMATED} for name, own in content["methods"].items()
         }
         return {
-            "pi": _percent(content["pi"]),
+            "pi": None if content["pi"]["value"] is None else _percent(content["pi"]),
             "methods": methods,
             **{key: content[key] for key in ("chosen", "reason")},
         }
@@ -391,7 +473,7 @@ def _over_seeds(estimates: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(map(float, np.mean(list(estimates), axis=0)))
 
 
-def _filter_metrics(path: Path, place: EvaluationKey) -> dict[str, dict[str, Any]]:
+def filter_metrics(path: Path, place: EvaluationKey) -> dict[str, dict[str, Any]]:
     """filter.json of every variant of SAL, beside the folder of evaluations."""
     found = {}
     for file in sorted(_run_folder(path).glob("*/filter.json")):
@@ -402,11 +484,12 @@ def _filter_metrics(path: Path, place: EvaluationKey) -> dict[str, dict[str, Any
     return found
 
 
-def _samples(counts: list[tuple[EvaluationKey, dict[str, int]]]) -> dict[str, str]:
+def _samples(counts: Mapping[EvaluationKey, dict[str, int]]) -> dict[str, str]:
     """How many samples each set has; a range where runs differ."""
-    samples = {name: _range([own[key] for _, own in counts if key in own]) for key, name in SHARED_SAMPLES.items()}
-    for test in dict.fromkeys(place.test_set for place, _ in counts):
-        own_counts = [own for place, own in counts if place.test_set == test]
+    every = counts.values()
+    samples = {name: _range([own[key] for own in every if key in own]) for key, name in SHARED_SAMPLES.items()}
+    for test in dict.fromkeys(place.test_set for place in counts):
+        own_counts = [own for place, own in counts.items() if place.test_set == test]
         samples[f"{test} test"] = _range([own["ood_test"] for own in own_counts if own["ood_test"]])
         for key in dict.fromkeys(key for own in own_counts for key in own if key.startswith("candidates")):
             samples[f"{test} {key}"] = _range([own[key] for own in own_counts if key in own])
@@ -443,15 +526,18 @@ def results_grids(results: Results, *, with_std: bool = True, estimates: bool = 
                 "there are no estimates: hold out wild data (data.wild_holdout: 0.2 in params.yaml) and run dvc repro"
             )
         return shown
-    grids = []
+    grids, columns = [], list(METRICS.values())
+    if results.intervals:
+        columns = [name for metric in DRAWS for name in (METRICS[metric], INTERVAL)]
     for part in parts:
         pi = f", π {part.shares[0]}" if len(parts) > 1 else ""
         sections = [
             [[Cell(row.ood), Cell(row.name), *_cells(row, with_std=with_std)] for row in rows]
             for _, rows in groupby(part.rows(), key=lambda row: row.ood)
         ]
-        notes = results_notes(results, with_std=with_std) if part is parts[-1] else []
-        grids.append(Grid(f"OOD detection, in %{pi}", ["OOD test set", "method", *METRICS.values()], sections, notes))
+        notes = [results.verdicts[part.shares[0]]] if results.verdicts.get(part.shares[0]) else []
+        notes += results_notes(results, with_std=with_std) if part is parts[-1] else []
+        grids.append(Grid(f"OOD detection, in %{pi}", ["OOD test set", "method", *columns], sections, notes))
     return [*grids, *shown]
 
 
@@ -468,7 +554,8 @@ def estimates_grid(results: Results, has_several_pi: bool, *, everything: bool) 
         labels = dict(zip(runs["method"], runs["label"], strict=True))
         grouped = runs.groupby("method")[list(METRICS)].mean().astype(float)
         mean = {metric: grouped[metric].to_dict() for metric in METRICS}
-        order = sorted(labels, key=lambda name: one.methods[name]["fpr95"][0] if name in one.methods else math.inf)
+        by, sign = (results.sort, -1) if results.sort == "auroc" else ("fpr95", 1)
+        order = sorted(labels, key=lambda name: sign * one.methods[name][by][0] if name in one.methods else math.inf)
         section = []
         for name in order:
             row = [Cell(one.ood), Cell(labels[name], is_bold={*one.chosen} == {name})]
@@ -501,7 +588,8 @@ def _estimate_notes(found: Sequence[Estimated], n_seeds: int) -> list[str]:
         f"est.: estimated from held-out wild data and π̂, not measured; (90%): interval{seeds}. docs/without-labels.md"
     ]
     for one in found:
-        notes.append(f"{one.ood}: π̂ = {_estimate_text(one.share)}%, the estimated share of OOD data in them.")
+        if one.share:
+            notes.append(f"{one.ood}: π̂ = {_estimate_text(one.share)}%, the estimated share of OOD data in them.")
         notes += [f"{one.ood}: {reason}." for reason in dict.fromkeys(one.reasons)]
     return notes
 
@@ -518,8 +606,8 @@ def results_frame(results: Results, *, estimates: bool = False) -> pd.DataFrame:
             "is_chosen": {*one.chosen} == {method},
             **{
                 f"estimated_{metric}_{key}": number
-                for metric, estimate in {**own, "pi": one.share}.items()
-                for key, number in zip(ESTIMATE, estimate, strict=True)
+                for metric, estimate in {**own, "pi": one.share or ()}.items()
+                for key, number in zip(ESTIMATE, estimate, strict=bool(estimate))
             },
         }
         for part in results.by_pi()
@@ -548,30 +636,66 @@ def _measured_frame(results: Results) -> pd.DataFrame:
             "short_schedule": row.has_short_schedule,
             **{f"{metric}_mean": row.mean[metric] for metric in METRICS},
             **{f"{metric}_std": row.std[metric] for metric in METRICS},
+            **{
+                f"{metric}_{end}": value
+                for metric, interval in row.intervals.items()
+                for end, value in zip(("low", "high"), interval, strict=True)
+            },
+            "fpr95_convention": results.convention,
         }
         for row in results.rows()
     )
 
 
 def _cells(row: Row, *, with_std: bool) -> Iterator[Cell]:
-    for metric in METRICS:
+    for metric in row.intervals or METRICS:
         mean, std = row.mean[metric], row.std[metric]
         text = f"{mean:.1f}" if math.isnan(std) or not with_std else f"{mean:.1f} ± {std:.1f}"
         yield Cell(UNKNOWN) if math.isnan(mean) else Cell(text, is_bold=metric in row.best)
+        if row.intervals:
+            yield Cell(UNKNOWN if math.isnan(mean) else "–".join(f"{end:.1f}" for end in row.intervals[metric]))
+
+
+def _protocol_notes(results: Results) -> list[str]:
+    """Whose threshold each variant of SAL has, where they differ."""
+    if PROTOCOL not in results.runs:
+        return []
+    labels: dict[str, list[str]] = {}
+    for protocol, label in dict.fromkeys(zip(results.runs[PROTOCOL], results.runs["label"], strict=True)):
+        if protocol:
+            labels.setdefault(protocol, []).append(label)
+    named = "; ".join(f"{protocol}: {', '.join(own)}" for protocol, own in labels.items())
+    return [f"Threshold: {named} (docs/paper.md)."] if len(labels) > 1 else []
 
 
 def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
-    notes = [FPR95_CONVENTION] if results.unknown_sets != results.ood_sets else []
+    """What the columns and sections of the tables mean, and how many samples there are."""
+    notes = [CONVENTIONS[results.convention]] if results.unknown_sets != results.ood_sets else []
     if results.unknown_sets:
         names = ", ".join(results.unknown_sets)
         notes.append(
             f"{names}: unlabeled wild data. Nobody knows what in them is OOD, so FPR95, AUROC and AUPR are unknown; "
             "they need OOD samples to test on (data.test_ood)."
         )
-    if results.n_seeds > 1:
-        over_sets = f" ({AVERAGE}: over the OOD sets)" if len(results.ood_sets) > 1 else ""
-        what = "Mean ± std" if with_std else f"Mean (± std from {FULL_WIDTH} columns on)"
-        notes.append(f"{what} over {results.n_seeds} seeds{over_sets}; best in bold; sorted by average FPR95.")
+    means = [f"{AVERAGE}: over the OOD sets"] if len(results.ood_sets) > 1 else []
+    tested = set(results.runs["test_set"])
+    means += [
+        f"{group}: over {', '.join(there)}"
+        for group, sets in results.groups.items()
+        if (there := [name for name in sets if name in tested])
+    ]
+    over_sets = f" ({'; '.join(means)})" if means else ""
+    what = "Mean ± std" if with_std else f"Mean (± std from {FULL_WIDTH} columns on)"
+    over_seeds = f"{what} over {results.n_seeds} seeds" if results.n_seeds > 1 else "One seed"
+    order = f"each section sorted by {METRICS[results.sort][:-2]}" if results.sort else "sorted by average FPR95"
+    notes.append(f"{over_seeds}{over_sets}; best in bold; {order}.")
+    if results.intervals:
+        notes.append(
+            f"{INTERVAL}: over the test samples, by resampling; it does not say what another training would give."
+        )
+    if any(results.verdicts.values()):
+        notes.append(BEATS)
+    notes += _protocol_notes(results)
     if results.wild_sets != results.ood_sets and len(results.wild_sets) == 1:
         what = "Wild data" if results.wild_sets == results.unknown_sets else "OOD in the wild data"
         notes.append(f"{what}: {results.wild_sets[0]}.")
@@ -597,9 +721,11 @@ class SweepPoint:
     n_candidates: int
     err_in: float | None  # not defined at π = 1: there is no wild ID data
     err_out: float | None
+    contamination: float | None  # ID data among the candidates
     fpr95: float
     auroc: float
     zeta: float | None  # Definition 2, on held-out ID data; None until `salcli theory` has run
+    zeta_pairwise: float | None  # as the authors' code prints it
 
 
 SWEPT = {"err_in": "ERR_in", "err_out": "ERR_out", "fpr95": "FPR95 ↓", "auroc": "AUROC ↑"}
@@ -612,16 +738,17 @@ def sweep_points(folder: Path, only: Collection[EvaluationKey] | None = None, va
         if place.test_set != place.ood or place.pi == UNKNOWN or (only is not None and place not in only):
             continue
         experiment = place.experiment.with_variant(variant)
-        filtered = _filter_metrics(path, place).get(variant)
+        filtered = filter_metrics(path, place).get(variant)
         theory = _run_folder(path) / variant / "theory.json"
         with reading_json(Found(path, place.made_by)) as content:
             values = content.get(variant)
             if filtered is None or values is None or values["fpr95"] is None:
                 continue
-            zeta = None
+            zeta: dict[str, Any] = {}
+            precision = filtered.get("precision")
             if theory.exists():
                 with reading_json(Found(theory, experiment.theory("json").made_by)) as measured:
-                    zeta = float(measured["zeta"])
+                    zeta = measured
             points.append(
                 SweepPoint(
                     ood=place.ood,
@@ -631,9 +758,11 @@ def sweep_points(folder: Path, only: Collection[EvaluationKey] | None = None, va
                     n_candidates=filtered["n_candidates"],
                     err_in=filtered["err_in"],
                     err_out=filtered["err_out"],
+                    contamination=None if precision is None else 1 - precision,
                     fpr95=float(values["fpr95"]),
                     auroc=float(values["auroc"]),
-                    zeta=zeta,
+                    zeta=zeta.get("zeta"),
+                    zeta_pairwise=zeta.get("zeta_pairwise"),
                 )
             )
     if not points:
@@ -658,11 +787,12 @@ def sweep_grid(points: Sequence[SweepPoint]) -> Grid:
     notes = [
         FPR95_CONVENTION,
         *([f"Mean ± std over {n_seeds} seeds."] if n_seeds > 1 else []),
-        "Wild: the largest set with a share π of OOD, so its size changes with π.",
+        "Wild: the largest set with a share π of OOD, so its size changes with π. Found: candidates.",
+        "Contam.: contamination, ID data among the candidates.",
         *(["–: at π = 1 there is no wild ID data."] if any(point.err_in is None for point in points) else []),
         *(["ζ: measured by salcli theory."] if any(point.zeta is None for point in points) else []),
     ]
-    header = ["wild OOD", "π", "wild", "candidates", *SWEPT.values(), "ζ"]
+    header = ["wild OOD", "π", "wild", "found", *SWEPT.values(), "ζ", "contam."]
     return Grid("SAL by the share π of OOD in the wild data, in %", header, sections, notes, n_left=1)
 
 
@@ -673,4 +803,9 @@ def _sweep_row(ood: str, pi: float, points: list[SweepPoint]) -> list[Cell]:
         mean, std = (100 * value for value in over_seeds(points, metric))
         texts.append("–" if math.isnan(mean) else f"{mean:.1f}" if math.isnan(std) else f"{mean:.1f} ± {std:.1f}")
     zeta, _ = over_seeds(points, "zeta")
-    return [Cell(text) for text in (*texts, "–" if math.isnan(zeta) else f"{zeta:.2f}")]
+    contaminated, _ = over_seeds(points, "contamination")
+    texts += [
+        "–" if math.isnan(zeta) else f"{zeta:.2f}",
+        "–" if math.isnan(contaminated) else f"{100 * contaminated:.1f}",
+    ]
+    return [Cell(text) for text in texts]

@@ -1,5 +1,6 @@
 """`salcli init` on the command line: what it prints, which options belong together, and its exit codes."""
 
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it keeps the proxies of its first use
     rng = np.random.default_rng(0)
     for i in range(16):
         pixels = rng.integers(0, 256, (80, 80, 3), dtype=np.uint8)

@@ -1,5 +1,6 @@
 """Bad input: one message that says what, where and the fix; exit code 2; nothing half-written."""
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -48,11 +49,18 @@ def test_the_command_that_is_named_makes_the_file(here: Path) -> None:
     [
         ("filter --ood digits-89", "no OOD set is called digits-89 (did you mean digits-8-9?); known: 300k-random, "),
         ("filter --ood digits-0-7", "--ood digits-0-7: that is the ID set (data.id); name another one"),
-        ("train-ood --method msp", "no method is called msp (did you mean step?); known: energy-oe, oe, sal, "),
+        ("train-ood --method msp", "no method is called msp (did you mean step?); known: energy-oe, energy-vos, oe, "),
         ("train-encoder", "there is nothing to train: encoders is empty; name one there, or with --encoder"),
         ("prepare --pi nan", "--pi nan: must be a number in (0, 1], or unknown"),
         ("evaluate --method knn --set methods.knn.k=463", "methods.knn.k is 463, but there are only 462 ID training"),
         ("train-id --set launcher=nobody-has-this", "launcher 'nobody-has-this' cannot be started: No such file"),
+        ("train-id --lr 1e308", "train_id.lr  must be less than or equal to 1"),
+        ("train-id --set train_id.batch_size=10000000000", "train_id.batch_size  must be less than or equal to 1"),
+        ("prepare --set data.image_size=1000000", "data.image_size  must be less than or equal to 2048, got 1000000"),
+        ("train-id --set model.backbone=wrn-100000-1000", "wrn-100000-1000 is beyond depth 1,000 or 500,000,000 wei"),
+        ("train-id --set model.weights=loop", "loop: Too many levels of symbolic links; fix that"),
+        ("train-id --params pipe", "pipe is a pipe or a device; it should be a file"),
+        ("table --params \x1b[31mred.yaml", "\\x1b[31mred.yaml does not exist"),
         ("train-id --lr 1e30", "epoch 1; try a smaller learning rate (lr is 1e+30)"),
         pytest.param(
             "train-id --device cuda:1", "device cuda:1: no CUDA device is available here; use device: auto or cpu",
@@ -61,6 +69,8 @@ def test_the_command_that_is_named_makes_the_file(here: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_bad_name_or_value_is_refused(here: Path, arguments: str, message: str) -> None:
+    Path("loop").symlink_to("loop")
+    os.mkfifo("pipe")
     said = refused(*shlex.split(arguments), root=here)
     assert said.startswith("error: ")
     assert message in said

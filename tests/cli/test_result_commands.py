@@ -50,6 +50,19 @@ def test_the_table_in_every_format_has_the_same_numbers(inside: Path) -> None:
     assert max(map(len, shown["rich"].splitlines())) <= 100
 
 
+def test_the_table_has_intervals_openoods_fpr95_and_sorted_sections(inside: Path) -> None:
+    options = ("--intervals", "--fpr95", "ood-positive", "--sort", "auroc")
+    text = salcli("table", *options).stdout
+    assert max(map(len, text.splitlines())) <= 100
+    assert "FPR95: OOD is positive, as in OpenOOD" in text
+    rows = json.loads(salcli("table", *options, "--format", "json").stdout)
+    own = [row["auroc_mean"] for row in rows if row["ood"] == OOD]
+    assert own == sorted(own, reverse=True)
+    assert all(row["auroc_low"] <= row["auroc_mean"] <= row["auroc_high"] for row in rows)
+    assert "leave --intervals out" in refused("table", "--paper", "--intervals", root=inside)
+    assert "leave --intervals and --fpr95 out" in refused("table", "--estimates", "--intervals", root=inside)
+
+
 # --- report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,6 +16,8 @@ from salcli.report.paper import (
     ComparedRow,
     Comparison,
     compare,
+    compare_errors,
+    errors_grid,
     matching_settings,
     our_methods,
     paper_curves,
@@ -24,11 +27,14 @@ from salcli.report.paper import (
     paper_numbers,
     settings,
 )
-from salcli.report.results import METRICS, SHORT, Results
+from salcli.report.results import METRICS, SHORT, EvaluationKey, Results
+from salcli.store.files import write_json
 
 MAIN = "main-cifar100"
+COUNTS = ("n_id_train", "n_calibration", "n_wild", "n_candidates")
 FIVE_SETS = ["svhn", "places365", "lsun-c", "lsun-r", "textures"]
-WITH_NUMBERS = sorted(set(presets()) - {"default", "global-reference", "toy", "predicted-labels", "unseen-tin"})
+WITHOUT_NUMBERS = {"default", "global-reference", "toy", "predicted-labels", "unseen-tin", "theory"}
+WITH_NUMBERS = sorted(set(presets()) - WITHOUT_NUMBERS)
 
 
 def params_of(name: str, **overrides: object) -> Params:
@@ -88,14 +94,9 @@ def test_every_number_of_a_table_is_there_once() -> None:
 def test_a_preset_finds_its_own_table_or_one_with_the_same_numbers(name: str) -> None:
     params = params_of(name)
     first = matching_settings(params)[0]
-    expected = {
-        "post-hoc-cifar100": MAIN,
-        "mixing-ratio": MAIN,
-        "post-hoc-cifar10": "cifar10",
-        "theory": "singular-vectors",
-    }
+    expected = {"mixing-ratio": MAIN, "paper-text": MAIN, "released": MAIN}
     assert first.table == expected.get(name, name)
-    assert {one.method for one in settings()[first]} & set(paper_names("sal", params))
+    assert {one.method for one in settings()[first]} & set(paper_names(params.variants[0], params))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,9 @@ def test_a_preset_finds_its_own_table_or_one_with_the_same_numbers(name: str) ->
         ({"filter__score": "gradnorm"}, ["SAL (gradnorm filter)"]),
         ({"train_ood__candidate_id": True}, ["SAL (candidate-id)"]),
         ({"filter__n_vectors": 4}, ["SAL (c=4)"]),
-        ({"filter__score": "gradnorm", "filter__labels": "random"}, []),  # two changes at once are not theirs
+        ({"filter__labels": "random-wild"}, ["SAL (random-labels)"]),
+        ({"filter__labels": "random"}, []),  # of held-out ID data, too: not theirs
+        ({"filter__score": "gradnorm", "filter__labels": "random-wild"}, []),  # nor are two changes at once
     ],
 )
 def test_our_sal_has_the_papers_name(overrides: dict[str, object], names: list[str]) -> None:
@@ -125,10 +128,10 @@ def test_no_match_says_which_presets_fit() -> None:
 @pytest.mark.parametrize(
     ("test", "method", "metric", "ours", "paper", "difference"),
     [
-        ("svhn", "SAL", "fpr95", 0.15, 0.07, 0.08),
+        ("svhn", "SAL: held out", "fpr95", 0.15, 0.07, 0.08),
         ("svhn", "KNN", "fpr95", 61.00, 66.38, -5.38),
         ("places365", "KNN", "auroc", 70.50, 71.91, -1.41),
-        ("average", "SAL", "id_accuracy", 74.00, 73.71, 0.29),
+        ("average", "SAL: held out", "id_accuracy", 74.00, 73.71, 0.29),
         ("svhn", "WOODS", "fpr95", math.nan, 0.12, math.nan),  # we have not run it; the paper's number stays
     ],
 )
@@ -140,12 +143,12 @@ def test_differences_are_those_of_pencil_and_paper(
 
 
 def test_only_an_average_over_all_of_the_papers_sets_is_compared(main_table: Comparison) -> None:
-    assert math.isnan(row(main_table, "average", "SAL").pairs["fpr95"].ours)
+    assert math.isnan(row(main_table, "average", "SAL: held out").pairs["fpr95"].ours)
     assert main_table.not_evaluated == ["lsun-c", "lsun-r", "textures"]
     runs = {(ood, seed, "sal"): (float(i + seed), 99.0, 70.0) for i, ood in enumerate(FIVE_SETS) for seed in (0, 1)}
     lacking = ("svhn", 2, "sal")  # a seed that lacks the other sets
     [comparison] = compare(results({**runs, lacking: (90.0, 9.0, 7.0)}), params_of("main-cifar100"))
-    average = row(comparison, "average", "SAL")
+    average = row(comparison, "average", "SAL: held out")
     cell = average.pairs["fpr95"]
     assert (cell.ours, cell.paper, cell.difference) == pytest.approx((2.5, 1.88, 0.62))
     assert (average.n_seeds, comparison.not_evaluated) == (2, [])
@@ -159,7 +162,7 @@ def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
     [comparison] = compare(
         results({("tin-crop", 0, "sal"): (40.0, 90.0, 70.0)}, unseen="tin-resize"), params_of("unseen-tin")
     )
-    assert row(comparison, "tin-resize", "SAL").pairs["fpr95"].difference == pytest.approx(-3.11)
+    assert row(comparison, "tin-resize", "SAL: held out").pairs["fpr95"].difference == pytest.approx(-3.11)
 
 
 # --- the formats
@@ -168,16 +171,19 @@ def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
 def test_the_table_shows_the_differences_and_what_is_compared_in_every_format(main_table: Comparison) -> None:
     grid, text = paper_grid(main_table), said(main_table)
     for part in (
-        "SAL 0.15 0.07 +0.08 99.85 99.95 −0.10",
+        "SAL: held out 0.15 0.07 +0.08 99.85 99.95 −0.10",
         "ODIN – 84.66 – – 67.26 –",
         "Ours: mean of 2 seeds. The paper's: mean of 10 runs.",
         "not evaluated here: lsun-c, lsun-r, textures",
     ):
         assert part in text
-    assert "| svhn | SAL | 0.15 | 0.07 | +0.08 | 99.85 | 99.95 | −0.10 |  |  |  |" in grid.markdown().splitlines()
-    assert r" & SAL & 0.15 & 0.07 & +0.08 & 99.85 & 99.95 & $-$0.10 &  &  &  \\" in grid.latex()
+    assert (
+        "| svhn | SAL: held out | 0.15 | 0.07 | +0.08 | 99.85 | 99.95 | −0.10 |  |  |  |"
+        in grid.markdown().splitlines()
+    )
+    assert r" & SAL: held out & 0.15 & 0.07 & +0.08 & 99.85 & 99.95 & $-$0.10 &  &  &  \\" in grid.latex()
     frame = paper_frame([main_table])
-    [line] = frame[(frame["ood"] == "svhn") & (frame["method"] == "SAL")].to_dict("records")
+    [line] = frame[(frame["ood"] == "svhn") & (frame["method"] == "SAL: held out")].to_dict("records")
     assert (line["table"], line["n_seeds"], line["fpr95_difference"]) == ("main-cifar100", 2, pytest.approx(0.08))
     [short] = compare(results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)}), params_of("main-cifar100", train_ood__epochs=3))
     assert "Short schedule: train_ood.epochs 3 instead of 100" in said(short)
@@ -186,17 +192,50 @@ def test_the_table_shows_the_differences_and_what_is_compared_in_every_format(ma
 # --- π and variants
 
 
-def test_variants_that_the_paper_calls_sal_are_rows_of_their_own_with_their_protocol() -> None:
-    variant = {"sal": {}, "sal-paper": {"filter": {"calibration": "train"}}, "sal-2": {"filter": {"n_vectors": 2}}}
-    methods = [*variant, "msp"]
-    params = params_of("main-cifar100", variants=list(variant), variant=variant, evaluate__methods=methods)
-    assert our_methods("SAL", params) == ["sal", "sal-paper"]
-    assert our_methods("SAL (c=2)", params) == ["sal-2"]
+def test_no_number_of_ours_stands_beside_the_papers_without_its_protocol() -> None:
+    methods = ["sal", "sal-paper", "sal-released", "msp", "msp@all-id"]
+    params = params_of("main-cifar100", evaluate__methods=methods)
+    assert our_methods("SAL", params) == methods[:3]
+    assert our_methods("MSP", params) == methods[3:]
+    assert our_methods("SAL (c=2)", params_of("singular-vectors")) == ["sal-2"]
     runs = {("svhn", 0, name): (float(i), 99.0, 70.0) for i, name in enumerate(methods)}
     [comparison] = [one for one in compare(results(runs), params) if one.setting.table == "main-cifar100"]
-    assert row(comparison, "svhn", "SAL: SAL").pairs["fpr95"].ours == 0
-    assert row(comparison, "svhn", "SAL: sal-paper").pairs["fpr95"].ours == 1
-    assert "SAL: holdout (our default); sal-paper: train (the paper's text)" in said(comparison)
+    names = ["SAL: held out", "SAL: paper's text", "SAL: released code", "MSP", "MSP, all ID"]
+    assert [row(comparison, "svhn", name).pairs["fpr95"].ours for name in names] == [0, 1, 2, 3, 4]
+    assert not [one.method for one in comparison.rows if one.method == "SAL"]
+    assert "on our wild set (theirs: preset released)" in said(comparison)
+    for preset_name in ("gradnorm-filter", "random-labels", "singular-vectors"):
+        own = params_of(preset_name)
+        found = results({(ood, 0, one): (1.0, 99.0, 70.0) for ood in own.data.ood for one in own.evaluate.methods})
+        assert all(": " in one.method for each in compare(found, own) for one in each.rows)
+
+
+def test_the_errors_of_the_filter_are_compared_by_pi(tmp_path: Path) -> None:
+    """Table 6 is one table."""
+    params = params_of("theory")
+    assert matching_settings(params) == []
+    for pi, err_in in ((0.1, 0.04), (1, None)):
+        for variant in params.variants:
+            folder = tmp_path / f"0/textures/pi-{pi}"
+            write_json(folder / variant / "filter.json", {"err_in": err_in, "err_out": 0.5} | dict.fromkeys(COUNTS, 9))
+        values = dict.fromkeys(METRICS, 0.06)
+        write_json(
+            folder / "evaluation/metrics.json",
+            {**dict.fromkeys(params.variants, values), "samples": {"id_test": 9, "ood_test": 9}},
+        )
+    asked = {EvaluationKey(0, "textures", f"{pi:g}", "textures") for pi in params.data.pi}
+    rows = compare_errors(tmp_path, asked, params)
+    assert len(rows) == 7 * 3
+    found = {(setting.pi, one.method): one.pairs for setting, one in rows}
+    at_a_tenth, at_one = found[0.1, "SAL: released code"], found[1.0, "SAL: held out"]
+    differences = [at_a_tenth[metric].difference for metric in ("err_out", "err_in", "fpr95")]
+    assert differences == pytest.approx([20, 0.3, 0.27])
+    assert (at_one["err_in"].ours, at_one["err_in"].paper) == pytest.approx((math.nan, 4.8), nan_ok=True)
+    grid = errors_grid(rows, params)
+    assert grid is not None
+    assert "0.1 SAL: held out 50.00 30.00 +20.00 4.00 3.70 +0.30 6.00 5.73 +0.27" in " ".join(
+        shown(grid.rich()).split()
+    )
 
 
 # --- the paper's points over π

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rich.console import Console
 
-from salcli.errors import ParamsError
+from salcli.errors import MissingArtifactError, ParamsError
+from salcli.progress import Silent
+from salcli.report.bootstrap import has_scores, with_scores
 from salcli.report.results import (
     LOWER_IS_BETTER,
     METRICS,
     EvaluationKey,
     Results,
     asked_for,
+    groups_of,
     over_seeds,
     results_frame,
     results_grids,
@@ -33,9 +37,12 @@ from salcli.report.results import (
     sweep_grid,
     sweep_points,
 )
-from salcli.sal.metrics import FPR95_CONVENTION
+from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE, fpr_at_tpr, ood_metrics
+from salcli.store.files import Found, read_arrays, write_arrays
+from salcli.store.layout import TEST_SCORES
 
 Values = NDArray[np.floating]  # set × seed × method × metric, between 0 and 1
+COUNTS = ("n_id_train", "n_calibration", "n_wild", "n_candidates")
 SETS, SEEDS, METHODS = ("far", "near_one"), (0, 3, 11), ("sal", "msp", "knn")
 LABELS = {"sal": "SAL", "msp": "MSP", "knn": "KNN"}
 
@@ -120,11 +127,106 @@ def test_variants_and_short_schedules_are_said_and_a_method_may_be_missing_in_a_
         write_json(path.parents[1] / "sal-paper" / "filter.json", counts)
     text = markdown(folder)
     assert "| SAL (paper) |" in text
-    assert "far candidates 70–72, far candidates of sal-paper 9" in text
+    assert "far candidates 70–72, far candidates of SAL (paper) 9" in text
     assert "MSP (short schedule)" in text
     (row,) = [row for row in Results.from_folder(folder).rows() if (row.ood, row.method) == ("far", "sal")]
     assert row.n_seeds == 2
     assert row.mean["auroc"] == pytest.approx(100 * values[0, 1:, 0, 1].mean())
+
+
+def test_a_group_is_the_mean_of_its_sets_and_sections_can_be_sorted_by_a_column(tmp_path: Path, values: Values) -> None:
+    data = {"ood": ["far"], "test_ood": ["near_one"], "groups": {"both": ["far", "near_one"]}}
+    folder = write_runs(tmp_path, values)
+    results = replace(Results.from_folder(folder, groups=groups_of({"data": data})), sort="auroc")
+    rows = [row for row in results.rows() if row.ood == "both"]
+    assert [row.ood for row in results.rows()] == [ood for ood in (*SETS, "both", "average") for _ in METHODS]
+    for row in rows:
+        truth = 100 * values[:, :, METHODS.index(row.method), 1].mean(axis=0)
+        assert (row.mean["auroc"], row.std["auroc"]) == pytest.approx((truth.mean(), truth.std(ddof=1)))
+    for ood in (*SETS, "both"):
+        own = [row.mean["auroc"] for row in results.rows() if row.ood == ood]
+        assert own == sorted(own, reverse=True)
+    text = shown(results_view(results))
+    assert "both: over far, near_one); best in bold; each section sorted by AUROC." in " ".join(text.split())
+    for groups, message in (
+        ({"near": ["near-one"]}, r"data.groups: no set .* is called near-one \(did you mean near_one\?\)"),
+        ({"near": "far"}, r"near must be a list, got 'far' \(did you mean \[far\]\?\)"),
+        ({"average": ["far"]}, "average is taken"),
+    ):
+        with pytest.raises(ParamsError, match=message):
+            groups_of({"data": {**data, "groups": groups}})
+
+
+# --- from stored scores
+
+
+def write_scores(root: Path, shifts: dict[str, float], ood: str = "far", n: int = 300, seeds: int = 2) -> Path:
+    """Normal scores, of which ID is higher by a shift, and their metrics."""
+    for seed in range(seeds):
+        rng = np.random.default_rng([len(shifts), n, seed, ord(ood[0])])
+        scores = {name: (rng.normal(shift, 1, n), rng.normal(0, 1, n)) for name, shift in shifts.items()}
+        path = root / f"runs/{seed}/{ood}/pi-0.1/evaluation/metrics.json"
+        rows = {
+            name: {"label": name.upper(), **vars(ood_metrics(*own)), "id_accuracy": 1} for name, own in scores.items()
+        }
+        write_json(path, {**rows, "samples": {"id_test": n, "ood_test": n}})
+        arrays = {f"{name}/{side}": own[i] for name, own in scores.items() for i, side in enumerate(("id", "ood"))}
+        write_arrays(path.with_name("scores.h5"), TEST_SCORES, arrays, {})
+    return root / "runs"
+
+
+def test_intervals_hold_the_truth_in_95_of_100_cases(tmp_path: Path) -> None:
+    """Each method is a case: the scores of 150 of them are drawn from the same distributions, mean over two seeds."""
+    cases = {f"m{i}": 2.0 for i in range(150)}
+    results = with_scores(Results.from_folder(write_scores(tmp_path, cases)), Silent())
+    normal = NormalDist()
+    truth = {"fpr95": 1 - normal.cdf(2 + normal.inv_cdf(0.05)), "auroc": normal.cdf(2 / 2**0.5)}
+    rows = replace(results, intervals=True).rows()
+    for metric, value in truth.items():
+        ends = np.array([row.intervals[metric] for row in rows])
+        means = np.array([row.mean[metric] for row in rows])
+        assert ((ends[:, 0] <= means) & (means <= ends[:, 1])).all()
+        assert 0.91 <= np.mean((ends[:, 0] <= 100 * value) & (100 * value <= ends[:, 1])) <= 0.98
+    far = Results.from_folder(write_scores(tmp_path / "separated", {"sal": 20.0}, n=100))
+    (row,) = replace(with_scores(far, Silent()), intervals=True).rows()
+    assert row.intervals == {"fpr95": (0, 3), "auroc": (97, 100)}, "nothing was missed, but 3 of 100 might be"
+
+
+def test_a_sentence_says_which_method_surely_beats_sal(tmp_path: Path) -> None:
+    equal = {"sal": 2.0} | {f"m{i}": 2.0 for i in range(40)}
+    assert with_scores(Results.from_folder(write_scores(tmp_path / "a", equal)), Silent()).verdicts == {
+        "0.1": "No method surely beats SAL."
+    }
+    folder = write_scores(tmp_path, {"sal": 2.0, "knn": 3.0, "msp": 2.0})
+    write_scores(tmp_path, {"sal": 4.0, "knn": 2.0, "msp": 1.0}, "near")
+    results = Results.from_folder(folder)
+    (grid,) = results_grids(with_scores(results, Silent()))
+    assert grid.notes[0] == (
+        "KNN beats SAL on far: try filter.score: auto; SAL beats every other method on near; "
+        "no method surely beats SAL on average."
+    )
+    write_json(folder / "0/far/pi-0.1/sal/filter.json", {"auto": {}, **dict.fromkeys(COUNTS, 5)})
+    assert "KNN beats SAL on far;" in with_scores(results, Silent()).verdicts["0.1"], "auto was tried"
+
+
+def test_fpr95_with_ood_as_positive_comes_from_the_scores_and_is_named(tmp_path: Path) -> None:
+    results = Results.from_folder(write_scores(tmp_path, {"sal": 2.0, "knn": 1.0}, seeds=1))
+    other = with_scores(results, Silent(), "ood-positive")
+    arrays = read_arrays(Found(next(tmp_path.rglob("scores.h5"))), TEST_SCORES)
+    truth = [100 * fpr_at_tpr(-arrays[f"{name}/ood"], -arrays[f"{name}/id"]) for name in ("sal", "knn")]
+    assert [row.mean["fpr95"] for row in other.rows()] == pytest.approx(truth)
+    assert [row.mean["auroc"] for row in other.rows()] == [row.mean["auroc"] for row in results.rows()]
+    (grid,) = results_grids(replace(other, intervals=True))
+    assert FPR95_OOD_POSITIVE in grid.notes
+    assert FPR95_CONVENTION not in grid.notes
+    assert grid.header[2:] == ["FPR95 ↓", "95% interval", "AUROC ↑", "95% interval"]
+    assert set(results_frame(other)["fpr95_convention"]) == {"ood-positive"}
+    frame = results_frame(replace(other, intervals=True))
+    assert (frame["fpr95_low"] < frame["fpr95_mean"]).all()
+    next(tmp_path.rglob("scores.h5")).unlink()
+    assert not has_scores(results)
+    with pytest.raises(MissingArtifactError, match=r"scores.h5 does not exist; get it with dvc pull, or"):
+        with_scores(results, Silent())
 
 
 # --- the best are bold
