@@ -2,10 +2,13 @@
 
 A small project is built once. Then, again and again at random:
 
-- a stage is killed (-9) after a random time, and run again: all files must be as they were to the byte;
+- a stage is killed (-9) after a random time, or just before it opens, renames or removes a file, and run again: all
+  files must be as they were to the byte;
 - one bit of a stored file is flipped, size and time kept: reading it must fail;
 - two processes run the same stage: one may be refused, the files must be as they were;
-- `dvc repro` is killed with its children alive, and run again.
+- a stage meets a full disk (a small tmpfs where one can be mounted, else a limit on the size of files): it must say so,
+  and run again when there is room;
+- `dvc repro` is killed with its children alive, and run again while they still run.
 
 Exit code 1 if anything was lost, differed, or was not noticed.
 """
@@ -16,6 +19,8 @@ import argparse
 import json
 import os
 import random
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,26 +58,59 @@ STAGES = (
     f"evaluate own {WILD}",
     f"detector {WILD}",
 )
+# a frozen backbone, so that `prepare` embeds; it writes to scratch/
+EMBED = (
+    "prepare id-set --set model.frozen=true --set model.weights=runs/0/networks/classifier.safetensors "
+    "--set model.mean=[0.5] --set model.std=[0.3]"
+)
+FILE_OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate"}  # as Python's audit events are called
 REPRO = (sys.executable, "-m", "dvc", "repro")
 SEALED = (".h5", ".safetensors")
 
 
 def contents(root: Path) -> dict[str, bytes]:
     """What the stages have written; partial files count, because none may be left."""
-    paths = [path for folder in ("data", "runs") for path in (root / folder).rglob("*") if path.is_file()]
+    paths = [
+        path for folder in ("data", "runs", "scratch/data") for path in (root / folder).rglob("*") if path.is_file()
+    ]
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(paths)}
 
 
-def started(command: str) -> int:
+class Operations:
+    """Counts what a process does to the project's files; kills it just before one of them."""
+
+    def __init__(self, root: Path, die_at: int | None) -> None:
+        self.root, self.die_at, self.n = str(root), die_at, 0
+
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event not in FILE_OPERATIONS or not arguments or isinstance(arguments[0], int):
+            return
+        changes = event != "open" or bool(int(str(arguments[2] or 0)) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        if changes and os.path.abspath(os.fsdecode(arguments[0])).startswith(self.root):  # type: ignore[arg-type]  # noqa: PTH100
+            self.n += 1
+            if self.n == self.die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def started(
+    command: str, *, die_at: int | None = None, count_to: Path | None = None, largest_file: int | None = None
+) -> int:
     """A stage in a copy of this process, which has torch loaded already. Its process number."""
     child = os.fork()
     if child == 0:
+        operations = Operations(Path.cwd(), die_at)
+        if die_at or count_to:
+            sys.addaudithook(operations)
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
         code = 99
         try:
             code = CliRunner().invoke(app, command.split(), prog_name="salcli").exit_code
+            if count_to:
+                count_to.write_text(str(operations.n))
         finally:
             os._exit(code)
     return child
@@ -87,18 +125,24 @@ class Soak:
         self.root, self.rng, self.seen = root, rng, Counter[str]()
         self.truth: dict[str, bytes] = {}
         self.seconds: dict[str, float] = {}
+        self.n_operations: dict[str, int] = {}
 
     def build(self) -> None:
         values = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
         done = CliRunner().invoke(app, ["init", str(self.root), *values])
         assert done.exit_code == 0, done.output
         os.chdir(self.root)
-        subprocess.run(REPRO, check=True, capture_output=True)
+        built = subprocess.run(REPRO, capture_output=True, text=True, check=False)
+        assert built.returncode == 0, built.stdout + built.stderr
+        assert code_of(started(EMBED)) == 0, EMBED
         self.truth = contents(self.root)
-        for stage in STAGES:
-            start = time.perf_counter()
-            assert code_of(started(stage)) == 0, stage
-            self.seconds[stage] = time.perf_counter() - start
+        with tempfile.TemporaryDirectory() as folder:
+            counted = Path(folder) / "n"
+            for stage in (*STAGES, EMBED):
+                start = time.perf_counter()
+                assert code_of(started(stage, count_to=counted)) == 0, stage
+                self.seconds[stage] = time.perf_counter() - start
+                self.n_operations[stage] = int(counted.read_text())
         self.compare("build")
 
     def compare(self, kind: str) -> None:
@@ -114,16 +158,62 @@ class Soak:
                     (self.root / name).write_bytes(self.truth[name])
 
     def kill_a_stage(self) -> None:
-        stage = self.rng.choice(STAGES)
+        stage = self.rng.choice((*STAGES, EMBED))
         child = started(stage)
         time.sleep(self.rng.uniform(0, self.seconds[stage]))
         os.kill(child, signal.SIGKILL)
         if code_of(child) == -signal.SIGKILL:
             self.seen["kills"] += 1
+        self.run_again(stage, "kills")
+
+    def kill_at_an_operation(self) -> None:
+        stage = self.rng.choice((*STAGES, EMBED))
+        if code_of(started(stage, die_at=self.rng.randint(1, self.n_operations[stage]))) == -signal.SIGKILL:
+            self.seen["kills at a file operation"] += 1
+        self.run_again(stage, "kills at a file operation")
+
+    def run_again(self, stage: str, kind: str) -> None:
         if code_of(started(stage)) != 0:
-            self.seen["kills: lost"] += 1
+            self.seen[f"{kind}: lost"] += 1
             print(f"does not run again: {stage}", file=sys.stderr)
-        self.compare("kills")
+        self.compare(kind)
+
+    def fill_the_disk(self) -> None:
+        stage = self.rng.choice((*STAGES, EMBED))
+        code = self.on_a_small_disk(stage)
+        kind = "full disks"
+        if code is None:
+            code, kind = code_of(started(stage, largest_file=2 ** self.rng.randint(6, 16))), "full disks (by a limit)"
+        self.seen[kind] += 1
+        self.seen[f"{kind}: refused"] += code == 2
+        if code not in (0, 2):
+            self.seen[f"{kind}: lost"] += 1
+            print(f"code {code} on a full disk: {stage}", file=sys.stderr)
+        self.run_again(stage, kind)
+
+    def on_a_small_disk(self, stage: str) -> int | None:
+        """The exit code of the stage in a copy of the project on a disk that is almost full; None: no right to mount.
+
+        With room again, it must write the same bytes.
+        """
+        with tempfile.TemporaryDirectory() as place:
+            if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], capture_output=True, check=False).returncode:
+                return None
+            try:
+                root = Path(place) / "project"
+                shutil.copytree(self.root, root, symlinks=True)
+                n_used = shutil.disk_usage(place).used + 2 ** self.rng.randint(12, 18)
+                subprocess.run(["mount", "-o", f"remount,size={n_used}", place], check=True)
+                os.chdir(root)
+                code = code_of(started(stage))
+                subprocess.run(["mount", "-o", "remount,size=1g", place], check=True)
+                if code_of(started(stage)) != 0 or contents(root) != self.truth:
+                    self.seen["full disks: differ"] += 1
+                    print(f"differs after a full disk: {stage}", file=sys.stderr)
+                return code
+            finally:
+                os.chdir(self.root)
+                subprocess.run(["umount", place], check=True)
 
     def flip_a_bit(self) -> None:
         path = self.root / self.rng.choice([name for name in self.truth if name.endswith(SEALED)])
@@ -153,7 +243,7 @@ class Soak:
         self.compare("pairs")
 
     def kill_dvc(self) -> None:
-        """Its children go on for a while; the next run waits for them or says that they run."""
+        """Its children go on for a while; the next run says that they run, and a later one ends the work."""
         for name in self.truth:
             if name.startswith("runs/0/digits-8-9"):
                 (self.root / name).unlink(missing_ok=True)
@@ -185,11 +275,13 @@ def main() -> None:
         while time.monotonic() < end:
             n += 1
             soak.kill_a_stage()
-            if n % 2:
-                soak.run_twice_at_once()
+            soak.kill_at_an_operation()
+            soak.run_twice_at_once()
             for _ in range(5):
                 soak.flip_a_bit()
-            if n % 40 == 0:
+            if n % 5 == 0:
+                soak.fill_the_disk()
+            if n % 30 == 0:
                 soak.kill_dvc()
         os.chdir("/")
     table = Table("what", "times")

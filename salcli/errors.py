@@ -1,6 +1,7 @@
 """Errors that a user's input can cause. Each message says what, where, and the fix; names in it are safe to print."""
 
 import os
+import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -88,6 +89,19 @@ def printable(name: str | Path) -> str:
     """A name on one line, for people: bytes that are not text, and characters that move the cursor, become �."""
     text = os.fsencode(str(name)).decode(errors="replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def escaped(text: str) -> str:
+    r"""Text that a terminal only shows: control characters but newline and tab become \x1b and the like."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is no file: to open a pipe would wait for a writer for ever, and a device may have no end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageMistakeError(f"{path} is a pipe or a device; it should be a file")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ TAR_NAMES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 CHUNK = 1 << 20
 # Images hardly shrink and lists of names shrink tenfold; an archive beyond this ratio is made to fill a disk.
 HIGHEST_RATIO = 200
+MOST_MEMBERS = 1_000_000  # each takes memory and an inode, however small it is
 SMALL = 50_000_000  # bytes that may come out of an archive of any size
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, NotImplementedError)
 
@@ -122,7 +123,8 @@ class Tar(Archive):
     def check(self, limit: int) -> int:
         """Every member must stay inside. Sizes are in the headers, so a bomb is detected before it is unpacked."""
         total = 0
-        for member in self.file:
+        for n, member in enumerate(self.file):
+            _refuse_many(self.path, n)
             total += member.size
             _refuse_bomb(self.path, total, limit)
             _refuse_outside(self.path, member.name)
@@ -171,6 +173,7 @@ class Zip(Archive):
     def check(self, limit: int) -> int:
         """zipfile would silently rename members that climb out; such an archive is not trusted at all."""
         total = 0
+        _refuse_many(self.path, len(self.file.infolist()))
         for member in self.file.infolist():
             total += member.file_size
             _refuse_bomb(self.path, total, limit)
@@ -213,6 +216,13 @@ def _refuse_bomb(archive: Path, total: int, limit: int) -> None:
         raise DataError(
             f"{archive} unpacks to more than {limit / 1e6:,.0f} MB, beyond the free disk space or any sane ratio to "
             f"its own {archive.stat().st_size / 1e6:,.1f} MB; free some space, or remove it if you do not trust it"
+        )
+
+
+def _refuse_many(archive: Path, n_members: int) -> None:
+    if n_members > MOST_MEMBERS:
+        raise DataError(
+            f"{archive} has more than {MOST_MEMBERS:,} members; unpack it yourself if you trust it, else remove it"
         )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.readers import UNREADABLE, channels_first, numbered_labels, shown
-from salcli.data.samples import Source, class_order, concatenated, joined
+from salcli.data.readers import UNREADABLE, channels_first, numbered_labels
+from salcli.data.samples import Source, class_order, concatenated, joined, shown
 from salcli.data.vectors import (
     ANY,
     ARRAYS,

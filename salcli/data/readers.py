@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.samples import Samples, Source, joined
+from salcli.data.samples import Samples, Source, joined, shown
 from salcli.errors import DataError
 from salcli.sal.seeding import generator
 
@@ -27,7 +27,10 @@ GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 # What numpy raises for broken .npy and .npz files
-UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+UNREADABLE = (
+    OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError,
+    OverflowError,
+)  # fmt: skip
 
 
 def _damaged(path: Path, expected: str, reason: object, name: str = "") -> DataError:
@@ -263,11 +266,6 @@ def numbered_labels(path: Path, source: Source, labels: NDArray[Any], names: NDA
     if empty:
         raise DataError(f"{path}: class {names[empty[0]]} has no samples; add some, or leave it out of `class_names`")
     return replace(source, labels=labels.astype(np.int64), class_names=tuple(map(str, names)))
-
-
-def shown(array: NDArray[Any]) -> str:
-    """Shape and dtype, for messages: 2 × 4 × 4 of float64."""
-    return f"{' × '.join(map(str, array.shape)) or 'one'} of {array.dtype}"
 
 
 # --- Places365: a sample of its validation images

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from salcli.errors import DataError, printable
 
+LARGEST_SIDE = 2048  # pixels that a network takes; larger pictures are resized
 Fit = Literal["resize", "crop"]
 
 
@@ -216,6 +217,11 @@ def check_same_shape(shapes: Mapping[str, tuple[int, ...]]) -> None:
         for name, shape in shapes.items()
     ]  # fmt: skip
     raise DataError(f"the sets of a project must agree, but {', '.join(described)}; make all of them in the same way")
+
+
+def shown(array: NDArray[Any]) -> str:
+    """Shape and dtype, for messages: 2 × 4 × 4 of float64."""
+    return f"{' × '.join(map(str, array.shape)) or 'one'} of {array.dtype}"
 
 
 def some_of(names: Sequence[object], most: int = 3) -> str:

@@ -126,6 +126,21 @@ def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -
     return WildMixture(source[order], is_ood[order])
 
 
+def recycle_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -> WildMixture:
+    """The wild set of the authors' code: every OOD sample once, and for each of them (1 − π) / π draws of ID samples.
+
+    ID samples are drawn pass after pass through the shuffled pool, so they recur where the OOD pool is large. At π = 1
+    there is still one ID sample to 120 OOD samples, as in their batches.
+    """
+    n_draws = round_half_up(len(ood_pool) * ((1 - pi) / pi if pi < 1 else 1 / 120))
+    rng = generator(seed, "mix-wild")
+    passes = [rng.permutation(id_pool) for _ in range(-(-n_draws // len(id_pool)))]
+    source = np.concatenate([*passes, id_pool[:0]])[:n_draws]
+    source = np.concatenate([source, n_id + ood_pool])
+    order = rng.permutation(len(source))
+    return WildMixture(source[order], order >= n_draws)
+
+
 def wild_as_it_is(pool: Index, n_id: int) -> WildMixture:
     """Wild data that come as they are, in their own order: nothing is mixed in, and the truth is not known."""
     if len(pool) == 0:

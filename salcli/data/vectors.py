@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.readers import UNREADABLE, channels_first, numbered_labels, shown
-from salcli.data.samples import Source, check_unique, class_order, some_of
+from salcli.data.readers import UNREADABLE, channels_first, numbered_labels
+from salcli.data.samples import Source, check_unique, class_order, shown, some_of
 from salcli.errors import DataError, did_you_mean
 
 ARRAYS, TABLES = (".npz", ".npy"), (".parquet", ".pq")

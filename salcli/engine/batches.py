@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from salcli.engine.augmentation import Augmentation
 from salcli.engine.device import Compute
-from salcli.errors import BadArtifactError, DataError
+from salcli.errors import BadArtifactError, DataError, TrainingError
 
 # Rows up to this size are copied to the device once and stay there; larger ones are read by worker processes.
 RESIDENT_BYTES = 2 << 30
@@ -34,6 +34,15 @@ class Rows:
     arrays: tuple[np.ndarray, ...]  # each n, *sample_shape; memory-mapped or not
     index: np.ndarray
 
+    def __post_init__(self) -> None:
+        n = sum(map(len, self.arrays))
+        wrong = self.index[(self.index < 0) | (self.index >= n)]
+        if len(wrong):
+            raise BadArtifactError(
+                f"{len(wrong)} rows, the first of them {wrong[0]}, are not among the {n} prepared samples; "
+                "make splits and wild sets again: salcli prepare"
+            )
+
     def __len__(self) -> int:
         return len(self.index)
 
@@ -53,19 +62,12 @@ class Rows:
         """A copy of some rows in memory."""
         wanted = self.index[positions]
         samples = np.empty((len(wanted), *self.sample_shape), self.arrays[0].dtype)
-        start = n_found = 0
+        start = 0
         for array in self.arrays:
             inside = (wanted >= start) & (wanted < start + len(array))
-            n_found += int(inside.sum())
             # a new map for each read: with a single one, every page ever read would count as memory of this process
             samples[inside] = _mapped(_location(array))[wanted[inside] - start]
             start += len(array)
-        if n_found < len(wanted):
-            wrong = wanted[(wanted < 0) | (wanted >= start)]
-            raise BadArtifactError(
-                f"{len(wrong)} rows, the first of them {wrong[0]}, are not among the {start} prepared samples; "
-                "make splits and wild sets again: salcli prepare"
-            )
         return torch.from_numpy(samples)
 
     def __getitem__(self, position: int) -> Tensor:
@@ -162,6 +164,8 @@ class EndlessRows:
     """Draws rows without replacement, and starts over when all have been drawn."""
 
     def __init__(self, rows: Rows, compute: Compute, generator: torch.Generator) -> None:
+        if not len(rows):
+            raise TrainingError("there are no samples to draw outliers from; check the wild data and the candidates")
         self._rows = DeviceRows(rows, compute.device, resident=True)
         self._part_of = compute.processes.part
         self._generator = generator

@@ -1,9 +1,12 @@
 """Where and how a stage computes: device, precision, determinism, compilation, and several processes as one."""
 
 import os
+import re
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -12,10 +15,12 @@ from torch import Tensor, nn
 
 from salcli.errors import DeviceError
 from salcli.models.backbones import Backbone
-from salcli.progress import world_size
+from salcli.progress import rank, world_size
 from salcli.sal.gradients import FactorSource
 
 T = TypeVar("T")
+TIMEOUT = 1800  # seconds
+SECONDS_TO_REPORT = 5.0
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -109,15 +114,41 @@ def processes() -> Processes:
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
-    """Inside, the processes that torchrun started work together; without torchrun there is only this one."""
+def joined(timeout: int = TIMEOUT) -> Iterator[Processes]:
+    """Inside, the processes that torchrun started work together; without torchrun there is only this one.
+
+    A process that the others have waited for `timeout` seconds ends all of them.
+    """
     if world_size() == 1 or dist.is_initialized():
         yield processes()
         return
     # objects and CPU tensors always go through gloo
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    yield processes()
+    backend, limit = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(seconds=timeout)
+    store = None
+    try:
+        from torch.distributed.rendezvous import rendezvous  # not in every build of torch
+
+        store, own_rank, size = next(rendezvous("env://", timeout=limit))
+        dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
+        yield processes()
+    except RuntimeError as error:
+        if not re.search("timed out|timeout", str(error), re.IGNORECASE):
+            raise
+        raise DeviceError(
+            f"{_who_is_stuck(store)} of {world_size()} has not answered for {timeout} s: it is stuck, stopped or much "
+            "slower; look at its machine, or raise timeout in params.yaml, and run the same command again"
+        ) from error
     dist.destroy_process_group()  # not after an error: the others would fail before this one has reported it
+
+
+def _who_is_stuck(store: Any) -> str:
+    """All that wait say so; the others are stuck."""
+    if store is None:
+        return "a process"
+    store.set(f"waits/{rank()}", "")
+    time.sleep(SECONDS_TO_REPORT)  # the clocks of the others started a little later
+    stuck = [str(other) for other in range(world_size()) if not store.check([f"waits/{other}"])]
+    return f"process {' and '.join(stuck)}" if stuck else "a process"
 
 
 @dataclass(frozen=True)

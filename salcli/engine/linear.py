@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Num
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
@@ -149,6 +148,8 @@ def _held_out_losses(head: nn.Linear, chunks: _Chunks) -> Float[Tensor, " n"]:
 @torch.no_grad()
 def _minimize(head: nn.Linear, chunks: _Chunks, penalty: float, task: Task, tolerance: float) -> list[Epoch]:
     """From where the head is. By scipy: torch's optimizers import a compiler first, which takes seconds."""
+    from scipy.optimize import minimize  # slow to load, and most stages do without it
+
     head.to(chunks.device)
     weight, bias = head.weight, head.bias
     curve: list[Epoch] = []

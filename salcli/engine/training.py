@@ -100,6 +100,8 @@ class Run:
     def batch_size(self) -> int:
         """Of all processes together."""
         size, n_processes = min(self.params.batch_size, self.n_samples), self.compute.processes.size
+        if size == 0:
+            raise TrainingError("there are no samples to train on; check the data and data.id_shares")
         if size < n_processes:
             raise TrainingError(f"a batch of {size} cannot be shared by {n_processes} processes; start fewer")
         return size - size % n_processes  # equal parts, or the mean over processes would not be the mean over samples
@@ -296,6 +298,14 @@ def warm_up_then_cosine(optimizer: Optimizer, n_steps: int, warm_up_share: float
     return LambdaLR(optimizer, factor)
 
 
-def drops(optimizer: Optimizer, n_steps: int, factor: float) -> LRScheduler:
+def drops(optimizer: Optimizer, n_steps: int, factor: float, percents: Iterable[int] = DROPS) -> LRScheduler:
     """The learning rate times `factor` after 60 %, 75 % and 90 % of the run."""
-    return MultiStepLR(optimizer, [math.ceil(n_steps * percent / 100) for percent in DROPS], gamma=factor)
+    return MultiStepLR(optimizer, [math.ceil(n_steps * percent / 100) for percent in percents], gamma=factor)
+
+
+# as params.yaml names them; `steps` is WOODS'
+SCHEDULES: dict[str, MakeSchedule] = {
+    "cosine": CosineAnnealingLR,
+    "constant": lambda optimizer, n_steps: LambdaLR(optimizer, lambda step: 1.0),
+    "steps": lambda optimizer, n_steps: drops(optimizer, n_steps, 0.5, (50, 75, 90)),
+}

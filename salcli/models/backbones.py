@@ -341,6 +341,7 @@ FIXED: dict[str, Callable[[int], Backbone]] = {
 }
 EXAMPLES = ("wrn-40-2", "wrn-28-10", "wrn-16-4", "torchvision:resnet50")  # of the other names, for error messages
 TORCHVISION, TIMM = "torchvision:", "timm:"
+DEEPEST, MOST_WEIGHTS = 1_000, 500_000_000  # of a wide ResNet: a name may come from a stranger's file
 IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
 
@@ -420,4 +421,9 @@ def wide_resnet_size(name: str) -> tuple[int, int] | None:
         )
     if width < 1:
         raise ModelError(f"a wide ResNet's width must be at least 1, got {width}; use wrn-{depth}-1 or a wider one")
+    n_weights = 3 * (depth - 4) * (16 * width) ** 2 * (1 + 4 + 16)  # 3×3 convolutions of three groups
+    if depth > DEEPEST or n_weights > MOST_WEIGHTS:
+        raise ModelError(
+            f"{name} is beyond depth {DEEPEST:,} or {MOST_WEIGHTS:,} weights; use a smaller one, such as wrn-40-2"
+        )
     return depth, width

@@ -1,17 +1,27 @@
 """The ID classifier h_w and the OOD classifier g_θ, on top of any backbone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from salcli.errors import ModelError
-from salcli.models.backbones import LINEAR, Backbone, build_backbone, is_hooked, takes_vectors
+from salcli.models.backbones import (
+    LINEAR,
+    Backbone,
+    build_backbone,
+    import_path,
+    is_hooked,
+    takes_vectors,
+    wide_resnet_size,
+)
 from salcli.models.custom import HookedBackbone
 
+MOST_CLASSES = 1_000_000
 Inputs = Num[Tensor, "n *shape"]  # images (n, C, H, W) from 0 to 255, or vectors (n, D)
 
 
@@ -33,9 +43,15 @@ class NetworkSpec:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "NetworkSpec":
         """The inverse of dataclasses.asdict and JSON."""
-        mean, std = tuple(content["mean"]), tuple(content["std"])
-        drop_rate, head = content.get("drop_rate", 0.0), content.get("head")
-        return cls(content["backbone"], content["n_classes"], mean, std, drop_rate, head)
+        mean, std = (tuple(float(one) for one in content[key]) for key in ("mean", "std"))
+        n_classes, drop_rate, head = content["n_classes"], content.get("drop_rate", 0.0), content.get("head")
+        if not isinstance(n_classes, int) or not 1 <= n_classes <= MOST_CLASSES:
+            raise ValueError(f"it has {n_classes!r:.40} classes")
+        largest = torch.finfo(torch.float32).max
+        usable = all(abs(one) < largest for one in (*mean, *std)) and all(one > 1 / largest for one in std)
+        if len(mean) != len(std) or not usable:
+            raise ValueError("its mean and std are not finite, or a std is not above 0")
+        return cls(str(content["backbone"]), n_classes, mean, std, drop_rate, head)
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,26 @@ class OodClassifier(Classifier):
         """Class logits and the OOD logit, higher = more ID-like."""
         features = self.features(samples)
         return self.head(features), self.ood_head(features).squeeze(1)
+
+
+class _ShapesOnly(TorchFunctionMode):
+    """Leaves out drawing normal numbers: on the meta device torch would load its compiler for that, in 6 s."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is Tensor.normal_ else func(*args, **(kwargs or {}))
+
+
+def check_weights(backbone: str, build: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    """Compare names and shapes before any memory is used for weights: a file may declare what it does not hold."""
+    if import_path(backbone):
+        return  # custom code need not be able to run without memory
+    size = wide_resnet_size(backbone)
+    if size is None or size[0] <= len(tensors):
+        with torch.device("meta"), _ShapesOnly():
+            wanted = {name: tensor.shape for name, tensor in build().state_dict().items()}
+        if wanted == {name: tensor.shape for name, tensor in tensors.items()}:
+            return
+    raise ValueError(f"its weights are not those of {backbone}")
 
 
 def check_custom_head(network: Classifier) -> None:

@@ -48,6 +48,10 @@ def presets() -> dict[str, Preset]:
             changed = _flat(layer, default_params())
             values |= changed
             comments = {key: text for key, text in comments.items() if key not in changed} | _comments(layer)
+        if name != DEFAULT:
+            trained = [one for key in ("variants", "rivals", "encoders") for one in values.get(key, [])]
+            # all-id is no row, but the network of rows such as knn@all-id
+            values["evaluate.methods"] = [one for one in (*trained, *about.get("scores", [])) if one != "all-id"]
         found[name] = Preset(name, about["title"], about["paper"], about["note"], values, comments)
     return found
 

@@ -1,6 +1,6 @@
 """Reading params.yaml as plain values, setting overrides, and editing its text. Needs neither pydantic nor torch."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from io import StringIO
 from pathlib import Path
@@ -10,10 +10,13 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from salcli.errors import ParamsError
+from salcli.errors import ParamsError, UnknownNameError, check_regular, unknown_name
+
+AVERAGE = "average"  # the section of a table that has the mean over all sets
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    check_regular(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -109,6 +112,18 @@ def _as_written(value: Any, inside: bool = False) -> Any:
         return DoubleQuotedScalarString(value) if inside and isinstance(value, str) and ":" in value else value
     items.fa.set_flow_style()
     return items
+
+
+def check_groups(groups: Mapping[str, Any], sets: Collection[str]) -> None:
+    """Raise a SalError for what is no test set; a group must not be called like a section of a table."""
+    for group, names in groups.items():
+        if not isinstance(names, list | tuple):
+            raise ParamsError(f"{group} must be a list, got {names!r} (did you mean [{names}]?)")
+        if group in sets or group == AVERAGE:
+            raise UnknownNameError(f"{group} is taken by a section of the table; call the group something else")
+        for name in names:
+            if name not in sets:
+                raise unknown_name("set of data.ood and data.test_ood", str(name), sets)
 
 
 def params_data_root(params_file: Path) -> str | None:

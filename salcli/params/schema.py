@@ -27,9 +27,11 @@ from pydantic_core import ErrorDetails
 
 from salcli.data.catalogue import DATA_SETS, labeled_sets
 from salcli.data.folders import NAME, RESERVED
+from salcli.data.samples import LARGEST_SIDE
 from salcli.data.vectors import Columns
 from salcli.errors import ParamsError, SalError, did_you_mean, unknown_name
 from salcli.methods.base import (
+    ALL_ID,
     LBFGS,
     SGD,
     Count,
@@ -61,10 +63,11 @@ from salcli.models.backbones import (
 )
 from salcli.models.custom import make_importable
 from salcli.models.pretrained import PRETRAINED
-from salcli.params.reading import lookup, read_yaml, with_overrides
+from salcli.params.reading import check_groups, lookup, read_yaml, with_overrides
 from salcli.store.layout import UNKNOWN, Experiment
 
 T = TypeVar("T")
+RECYCLE = "recycle"
 VARIANT_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 NOT_VARIANTS = {
     "representation",
@@ -117,6 +120,14 @@ def _not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, 
     if info.data.get("id") in names:
         raise ValueError(f"must not name the ID set, got {info.data['id']}")
     return names
+
+
+def _groups(groups: dict[str, tuple[str, ...]], info: ValidationInfo) -> dict[str, tuple[str, ...]]:
+    try:
+        check_groups(groups, {*info.data.get("ood", ()), *info.data.get("test_ood", ())})
+    except SalError as error:
+        raise ValueError(str(error)) from None
+    return groups
 
 
 def _calibration_set(name: str | None, info: ValidationInfo) -> str | None:
@@ -197,7 +208,8 @@ def _method_of(kind: type[Method]) -> AfterValidator:
 
 def separators() -> list[str]:
     """The built-in scores that `filter` can separate with, beside auto; τ first."""
-    post_hoc = [name for name, found in built_in(PostHoc).items() if not getattr(found, "needs_wild", False)]
+    by_another_name = ("sal-posthoc", "separator")  # sal and learned
+    post_hoc = [name for name in built_in(PostHoc) if name not in by_another_name]
     return [TAU, *post_hoc, LEARNED, *built_in(InputScore)]
 
 
@@ -266,13 +278,19 @@ class DataParams(Section):
     id: Annotated[str, AfterValidator(_labeled_set)]
     ood: Annotated[OodSets, AfterValidator(_some_each_once), AfterValidator(_not_the_id_set)]
     test_ood: Annotated[OodSets, AfterValidator(_each_once), AfterValidator(_not_the_id_set)]
+    groups: Annotated[
+        dict[str, Annotated[tuple[str, ...], Field(strict=False, min_length=1), AfterValidator(_each_once)]],
+        AfterValidator(_groups),
+    ]
     calibration: Annotated[str | None, AfterValidator(_calibration_set)]
-    image_size: Count | None  # null: vectors, or what a frozen backbone was trained with
+    # null: vectors, or what a frozen backbone was trained with
+    image_size: Annotated[int, Field(ge=1, le=LARGEST_SIDE, strict=True)] | None
     channels: Literal[1, 3] | None
     on_bad_image: Literal["fail", "skip"]
     pi: Annotated[tuple[float | str, ...], PlainValidator(_shares)]
     id_shares: IdShares
     ood_wild_share: Share
+    mixing: Literal["disjoint", "recycle"]
     wild_holdout: Annotated[float, Field(ge=0, lt=1)]
 
     @model_validator(mode="after")
@@ -283,8 +301,8 @@ class DataParams(Section):
             raise ValueError("id_shares.wild is 0, which is for wild data that come as they are: set pi to [unknown]")
         if self.calibration is not None and self.id_shares.calibration > 0:
             raise ValueError(f"{self.calibration} is the calibration set, so id_shares.calibration must be 0")
-        if self.calibration is None and self.id_shares.calibration == 0:
-            raise ValueError("id_shares.calibration must be above 0, or calibration must name a set of custom")
+        if self.mixing == RECYCLE and UNKNOWN in self.pi:
+            raise ValueError("mixing must be disjoint where pi is unknown: nothing is mixed")
         return self
 
     def may_hold_copies(self, name: str) -> bool:
@@ -338,7 +356,7 @@ class NumericsParams(Section):
 class TrainIdParams(TrainParams):
     """How the ID classifier is trained, or where its weights come from."""
 
-    epochs: Annotated[int, Field(ge=0, strict=True)]
+    epochs: Annotated[int, Field(ge=0, le=10**9, strict=True)]
     solver: Solver
     penalty: Penalty
 
@@ -450,6 +468,7 @@ class Params(Section):
     encoders: _names(IdTrained)  # type: ignore[valid-type]
     device: Annotated[str, AfterValidator(_device)]
     launcher: Path_
+    timeout: Count  # seconds
     numerics: NumericsParams
     data: DataParams
     model: ModelParams
@@ -487,6 +506,28 @@ class Params(Section):
         for name, overrides in self.variant.items():
             if unknown := overrides.keys() - {"filter", "train_ood"}:
                 raise ValueError(f"variant.{name} may override filter and train_ood, got {', '.join(sorted(unknown))}")
+        return self
+
+    @model_validator(mode="after")
+    def _data_fit_the_protocols(self) -> Self:
+        """What is held out is what a variant needs, and ID data are recycled in the released protocol only."""
+        data = self.data
+        own = {name: self.variant[name].get("filter", {}) for name in self.variants}
+        calibrations = {name: one.get("calibration", self.filter.calibration) for name, one in own.items()}
+        held_out = [name for name, one in calibrations.items() if one == "holdout"]
+        known = built_in()
+        held_out += [one for one in self.evaluate.methods if getattr(known.get(one), "needs_calibration", False)]
+        others = [name for name, one in calibrations.items() if one != "id-svd"]
+        if data.mixing == RECYCLE and others:
+            raise ValueError(
+                f"data.mixing is recycle, which is the released code's, but {', '.join(others)} is not (calibration "
+                "id-svd); use disjoint, or the preset released"
+            )
+        if data.calibration is None and data.id_shares.calibration == 0 and held_out:
+            raise ValueError(
+                f"data.id_shares.calibration is 0, but {', '.join(held_out)} needs held-out ID data; give it a share, "
+                "name a set in data.calibration, or set filter.calibration to train or id-svd"
+            )
         return self
 
     @model_validator(mode="after")
@@ -541,6 +582,14 @@ class Params(Section):
         return self
 
     def _check_trained(self, where: str, name: str, *also: str) -> None:
+        score, _, network = name.partition("@")
+        if network:
+            found = built_in(PostHoc).get(score) or built_in(InputScore).get(score)
+            if found is None or getattr(found, "needs_wild", False) or getattr(found, "needs_calibration", False):
+                raise ValueError(f"{where}: {name} must be a post-hoc score of ID data alone, such as knn@{ALL_ID}")
+            if network != ALL_ID or ALL_ID not in self.encoders or where != "evaluate.methods":
+                raise ValueError(f"{where}: {name} is a row of evaluate.methods, with {ALL_ID} named in encoders, too")
+            return
         if name in (*self.variants, *self.rivals, *self.encoders):
             return
         known = [*self.variants, *built_in(), *also]
@@ -594,7 +643,7 @@ class Params(Section):
         """A method with its hyper-parameters: a variant of SAL, a rival, an encoder or a post-hoc score."""
         if name in self.variants:
             return Sal(self.for_variant(name).train_ood)
-        return find_method(name).from_params(self)
+        return find_method(name.removesuffix(f"@{ALL_ID}")).from_params(self)
 
 
 # -- loading

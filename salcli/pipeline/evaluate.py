@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,12 @@ from torch import Tensor
 from salcli.engine.batches import LabeledRows, Rows
 from salcli.engine.device import Compute, computing, processes
 from salcli.engine.inference import Outputs, in_batches
-from salcli.methods.base import Head, IdTrained, InputScore, Known, PostHoc, Trained
-from salcli.methods.sal import variant_label
+from salcli.methods.base import ALL_ID, Head, IdTrained, InputScore, Known, Method, PostHoc, Trained, of_all_id
+from salcli.methods.sal import protocol, variant_label
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
 from salcli.pipeline.inputs import (
+    IdPart,
     classifier,
     id_representation,
     id_samples,
@@ -35,10 +36,10 @@ from salcli.sal.metrics import OodMetrics, ood_metrics, roc_points
 from salcli.sal.seeding import generator
 from salcli.store.files import read_header, write_arrays, write_csv, write_json
 from salcli.store.formats import RepresentationFile, read_network
-from salcli.store.layout import Experiment, Workspace
+from salcli.store.layout import TEST_SCORES, Experiment, Workspace
 
-SCORES = "test-scores"
 N_BINS = 60
+ON_ALL = " (all ID data)"
 UNKNOWN = dict.fromkeys(field.name for field in fields(OodMetrics))
 
 
@@ -53,6 +54,7 @@ class TestScores:
     wild: np.ndarray
     id_accuracy: float
     has_short_schedule: bool = False  # trained for fewer epochs than its authors train
+    protocol: str = ""  # of a variant of SAL: whose threshold it has
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Evaluated:
                 **(asdict(metrics) if metrics else UNKNOWN),
                 "id_accuracy": own.id_accuracy,
             }
+            if own.protocol:
+                rows[method]["protocol"] = own.protocol
             if own.has_short_schedule:
                 rows[method]["short_schedule"] = True
         return {**rows, "samples": {"id_test": self.n_id_test, "ood_test": self.n_ood_test}}
@@ -106,14 +110,15 @@ def run(
         held_out = [id_samples(workspace, params, "calibration", experiment).rows, wild]
     what = f"evaluate, {experiment}" + (f", tested on {unseen}" if unseen else "")
     methods = {name: params.method(name) for name in params.evaluate.methods}
-    n_passes = sum(not isinstance(method, PostHoc) for method in methods.values())
+    n_passes = sum(not isinstance(own, PostHoc) for own in methods.values()) + any(map(of_all_id, methods))
     total = n_passes * sum(len(rows) for rows in (id_test.rows, ood_test, *held_out))
     with (
         computing(params.device, params.numerics) as compute,
         (progress or Silent()).task(what, total, "samples") as task,
     ):
-        scorer = _Scorer(workspace, params, experiment, unseen, id_test, ood_test, held_out, compute, task)
-        scores = {name: scorer.score(name, method) for name, method in methods.items()}
+        given = workspace, params, experiment, methods, unseen, id_test, ood_test
+        scorer, on_all = _Scorer(*given, held_out, compute, task), _OnAllId(*given, [], compute, task)
+        scores = {name: (on_all if of_all_id(name) else scorer).score(name, own) for name, own in methods.items()}
     has_ood = len(ood_test) > 0
     files = ["scores.h5", "metrics.json", "roc.csv", "histogram.csv", *(["estimates.json"] if not unseen else [])]
     result = Evaluated(
@@ -137,12 +142,15 @@ def _estimates(params: Params, experiment: Experiment, scores: dict[str, TestSco
     new ones (by 0.11 and 0.24 in AUC, measured on embeddings): its ID samples are the test's.
     """
     rng = generator(experiment.seed, f"estimates/{experiment.ood}")
-    methods = {name: params.method(name) for name in scores}
+    methods = {name: params.method(name) for name in scores if not of_all_id(name)}
+    methods = {name: own for name, own in methods.items() if getattr(own, "images", "train") == "train"}
     fitted = {
         name for name, own in methods.items() if isinstance(own, PostHoc) and own.needs_wild and own.needs_calibration
     }
-    pairs = {name: (own.id if name in fitted else own.calibration, own.wild) for name, own in scores.items()}
-    return estimated(pairs, rng, params.variants[0])
+    pairs = {
+        name: (scores[name].id if name in fitted else scores[name].calibration, scores[name].wild) for name in methods
+    }
+    return estimated(pairs, rng, params.variants[0], labels={name: scores[name].label for name in pairs})
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,7 @@ class _Scorer:
     workspace: Workspace
     params: Params
     experiment: Experiment
+    methods: Mapping[str, Method]
     unseen: str
     id_test: LabeledRows
     ood_test: Rows
@@ -172,14 +181,9 @@ class _Scorer:
 
     def _post_hoc(self, method: PostHoc) -> TestScores:
         """From stored features and logits. All data are scored together."""
-        wild = wild_representation(self.workspace, self.experiment) if method.needs_wild else None
-        needs_more = method.needs_calibration
-        held_out = id_representation(self.workspace, "calibration", self.experiment) if needs_more else None
-        head = Head.of(self.classifier.head)
-        seed, device, as_given = self.experiment.seed, self.compute.device, self.classifier.as_given
-        method.fit(Known(head, self._id_train, wild, seed, device, self.task.note, as_given, held_out))
-        found = self._split(method.label, method.scores(self.representation), self.representation.logits)
-        unseen = method.held_out_scores()  # what it has learned from would look more ID-like than new ID data
+        scores, fitted = self.known.scores(method, self.representation), self.known.fitted(method)
+        found = self._split(method.label, scores, self.representation.logits)
+        unseen = fitted.held_out_scores()  # what it has learned from would look more ID-like than new ID data
         return found if unseen is None or not self.held_out else replace(found, calibration=unseen.numpy())
 
     def _trained(self, name: str, method: Trained) -> TestScores:
@@ -188,20 +192,38 @@ class _Scorer:
         artifact = self.experiment.encoder(name) if is_encoder else self.experiment.network(name)
         found = self.workspace.find(artifact)
         network = read_network(found, method.network)
-        method.fit(network, lambda outputs: self._over_training(network, outputs))
+        seen: IdPart = method.images if isinstance(method, IdTrained) else "train"
+        method.fit(network, lambda outputs: self._over_training(network, outputs, seen))
         outputs = self._over_test(network, method.outputs(network))
         score = method.score(network.cpu(), outputs)
-        label = variant_label(name) if name in self.params.variants else method.label
+        is_sal = name in self.params.variants
+        label = variant_label(name) if is_sal else method.label + (ON_ALL if seen == "all" else "")
         is_short = type(method)(method.Params.model_validate(read_header(found).about["params"])).is_short()
-        return self._split(label, score, method.class_logits(outputs), is_short)
+        scores = self._split(label, score, method.class_logits(outputs), is_short)
+        return replace(scores, protocol=protocol(self.params.for_variant(name).filter)) if is_sal else scores
 
     @cached_property
     def classifier(self) -> Classifier:
         return classifier(self.workspace, self.experiment)
 
     @cached_property
-    def _id_train(self) -> RepresentationFile:
-        return id_representation(self.workspace, "train", self.experiment)
+    def known(self) -> Known:
+        """One for all post-hoc methods: each is fitted once, and so is what others are made of."""
+        workspace, experiment = self.workspace, self.experiment
+        asked = [own for own in self.methods.values() if isinstance(own, PostHoc)]
+        needs_wild = any(own.needs_wild for own in asked)
+        needs_calibration = any(own.needs_calibration for own in asked)
+        return Known(
+            Head.of(self.classifier.head),
+            id_representation(workspace, "train", experiment),
+            wild_representation(workspace, experiment) if needs_wild else None,
+            experiment.seed,
+            self.compute.device,
+            self.task.note,
+            self.classifier.as_given,
+            id_representation(workspace, "calibration", experiment) if needs_calibration else None,
+            self.representation,
+        )
 
     @cached_property
     def representation(self) -> Representation:
@@ -226,8 +248,8 @@ class _Scorer:
         passes = [in_batches(network, outputs, some, size, self.compute, self.task) for some in rows]
         return [torch.cat(parts) for parts in zip(*(batch for one in passes for batch in one), strict=True)]
 
-    def _over_training(self, network: Classifier, outputs: Callable[[Tensor], Tensor]) -> Tensor:
-        training = id_samples(self.workspace, self.params, "train", self.experiment)
+    def _over_training(self, network: Classifier, outputs: Callable[[Tensor], Tensor], part: IdPart) -> Tensor:
+        training = id_samples(self.workspace, self.params, part, self.experiment)
         batches = in_batches(network, outputs, training.rows, self.params.evaluate.batch_size, self.compute, Silent())
         return torch.cat([batch for (batch,) in batches])
 
@@ -239,12 +261,39 @@ class _Scorer:
         return TestScores(label, id_test, ood, calibration, wild, float(accuracy), is_short)
 
 
+class _OnAllId(_Scorer):
+    """Post-hoc scores of the network that was trained on all ID data but the test's. Nothing is held out of it."""
+
+    def score(self, name: str, method: PostHoc | InputScore | Trained) -> TestScores:
+        found = super().score(name, method)
+        return found if isinstance(method, Trained) else replace(found, label=found.label + ON_ALL)
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        return read_network(self.workspace.find(self.experiment.encoder(ALL_ID)), Classifier)
+
+    @cached_property
+    def known(self) -> Known:
+        network, samples = self.classifier, id_samples(self.workspace, self.params, "all", self.experiment)
+        size, outputs = self.params.evaluate.batch_size, network.features_and_logits
+        batches = in_batches(network, outputs, samples.rows, size, self.compute, Silent())
+        feature, logits = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        id_train = Representation(feature, logits, samples.labels)
+        seed, device, note = self.experiment.seed, self.compute.device, self.task.note
+        return Known(Head.of(network.head), id_train, None, seed, device, note, network.as_given)
+
+    @cached_property
+    def representation(self) -> Representation:
+        feature, logits = self._over_test(self.classifier, self.classifier.features_and_logits)
+        return Representation(feature, logits, logits.argmax(1))
+
+
 def _write(result: Evaluated, about: dict[str, Any]) -> None:
     has_holdout = any(len(own.wild) for own in result.scores.values())
     sides = ("id", "ood", "calibration", "wild") if has_holdout else ("id", "ood")
     arrays = {f"{name}/{side}": getattr(own, side) for name, own in result.scores.items() for side in sides}
     scores, metrics, roc, histogram, *estimates = result.written
-    write_arrays(scores, SCORES, arrays, about)
+    write_arrays(scores, TEST_SCORES, arrays, about)
     write_json(metrics, result.summary())
     if result.estimates is not None:
         write_json(estimates[0], result.estimates.content())

@@ -17,9 +17,19 @@ from torch.nn.functional import cross_entropy
 from salcli.engine.batches import Rows
 from salcli.engine.device import computing, processes, resolve_device
 from salcli.engine.inference import in_batches
-from salcli.errors import ParamsError, ThresholdError
+from salcli.errors import ThresholdError
 from salcli.methods.base import Head, InputScore, Known, PostHoc
-from salcli.methods.sal import BLEND, COMMITTEE, LEARNED, TAU, labeled_gradients, tau, unlabeled_gradients
+from salcli.methods.sal import (
+    BLEND,
+    COMMITTEE,
+    HELD_OUT,
+    LEARNED,
+    TAU,
+    labeled_gradients,
+    protocol,
+    tau,
+    unlabeled_gradients,
+)
 from salcli.methods.separators import (
     Learned,
     Transforms,
@@ -32,6 +42,7 @@ from salcli.methods.separators import (
     ranks_by_content,
     tau_name,
     temperatures,
+    working_scores,
 )
 from salcli.models.backbones import AUTO
 from salcli.models.network import Classifier
@@ -49,19 +60,19 @@ from salcli.progress import Progress, Silent, Task
 from salcli.sal.filter import (
     SeparationErrors,
     discoveries_threshold,
+    released_threshold,
     score_threshold,
     separation_errors,
     working_quantiles,
 )
 from salcli.sal.metrics import ood_metrics
+from salcli.sal.mixture import DRIFT, drift_of
 from salcli.sal.seeding import generator
-from salcli.sal.unlabeled import CONFIDENCE, DRIFT, Verdict, drift_of, partial_excess, resampled_excess, verdict
+from salcli.sal.unlabeled import CONFIDENCE, Verdict, partial_excess, resampled_excess, verdict
 from salcli.store.files import write_json
 from salcli.store.formats import Candidates, RepresentationFile, write_candidates
 from salcli.store.layout import Experiment, Workspace
 
-# Below this accuracy on held-out ID data τ was seen to separate no better than chance (docs/method.md).
-ACCURACY_THE_THEORY_NEEDS = 0.9
 Scores = dict[str, tuple[Tensor, Tensor]]  # outlier scores of wild and of calibrating samples, by the score's name
 
 
@@ -72,10 +83,6 @@ class IdFit:
     train_risk: float  # mean cross-entropy
     train_accuracy: float
     calibration_accuracy: float
-
-    @property
-    def is_poor(self) -> bool:
-        return min(self.train_accuracy, self.calibration_accuracy) < ACCURACY_THE_THEORY_NEEDS
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,7 @@ class Filtered:
     n_id_train: int
     trials: list[Trial]  # of all scores, τ's first, where filter.score is auto
     written: list[Path]
+    protocol: str = HELD_OUT  # whose threshold it is
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -115,6 +123,15 @@ class Filtered:
         return verdict(calibration, wild, found.threshold)
 
     @property
+    def found_nothing(self) -> bool:
+        return self.protocol == HELD_OUT and not self.verdict.found_something
+
+    @property
+    def estimated_precision(self) -> float:
+        """The share of outliers among the candidates, without the truth; NaN where T is of training data."""
+        return self.verdict.precision if self.protocol == HELD_OUT else math.nan
+
+    @property
     def drifted(self) -> list[str]:
         """Scores that the wild data differ by as a whole; `auto` leaves them out if it can."""
         own = [self.candidates.score_name] if self.verdict.looks_like_drift else []
@@ -122,6 +139,9 @@ class Filtered:
 
     @property
     def sentence(self) -> str:
+        if self.protocol != HELD_OUT:  # scores of training data do not say what new ID data would give
+            n = len(self.candidates.index)
+            return f"{n:,} candidates; how many ID data alone would give is not known: T is of training data."
         text = _found_sentence(self.verdict, self.candidates.score_name)
         return f"{text} {_drift_sentence(self.verdict, self.drifted)}" if self.drifted else text
 
@@ -166,7 +186,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         scores = {chosen: found}
     wild, calibrating = scores[chosen]
     defined = calibrating[~calibrating.isnan()]
-    threshold = _threshold(defined, wild, own.threshold_quantile, own.fdr)
+    threshold = _threshold(defined, wild, own.threshold_quantile, own.fdr, is_released=own.calibration == "id-svd")
     is_candidate = wild > threshold
     candidates = Candidates(
         index=torch.nonzero(is_candidate).flatten().numpy(),
@@ -188,6 +208,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         n_id_train=len(data.id_train),
         trials=[_diagnosed(trial, scores, is_ood) for trial in trials],
         written=written,
+        protocol=protocol(own),
     )
     if processes().is_main:
         how = {"seed": experiment.seed, "filter": own.model_dump()}
@@ -240,12 +261,12 @@ class _Data:
         found = dict(self._single_scores())
         found[COMMITTEE] = self._committee(found)
         single = {name: pair for name, pair in found.items() if name != COMMITTEE}
-        try:
-            with self._task(BLEND, 1, "separator") as task:
+        with self._task(BLEND, 1, "separator") as task:
+            try:
                 found[BLEND] = blend(self.wild, self.calibration, single, self.experiment.seed)
-                task.advance(1)
-        except ThresholdError as error:
-            self._note(f"auto leaves out {BLEND}: {error}")
+            except ThresholdError as error:
+                task.note(f"auto leaves out {BLEND}: {error}")
+            task.advance(1)
         return found
 
     def scores(self, name: str) -> tuple[Tensor, Tensor]:
@@ -265,21 +286,20 @@ class _Data:
                 wild, calibrating = self._by_input(method, task)
                 check_finite(name, wild, calibrating)
             else:
-                wild, calibrating = self._by_representation(name, method, task)
+                wild, calibrating = self._by_representation(method, task)
                 task.advance(n_samples)
         return wild, calibrating
 
     def _single_scores(self, *, with_tau: bool = True) -> Scores:
         """τ at every temperature, and every post-hoc score that works here."""
         found = {tau_name(one): self._tau(one) for one in temperatures(self.params.filter)} if with_tau else {}
-        n_samples = len(self.wild) + len(self.calibrating)
-        for name, method in members(self.params).items():
-            try:
-                with self._task(name, n_samples, "samples") as task:
-                    found[name] = self._by_representation(name, method, task)
-                    task.advance(n_samples)
-            except (ThresholdError, ParamsError) as error:
-                self._note(f"{self.params.filter.score} leaves out {name}: {error}")
+        asked, own = members(self.params), self.params.filter.score
+        with self._task("post-hoc scores", len(asked), "scores") as task:
+            for name, (wild, calibrating) in working_scores(
+                own, asked, self._known(task), [self.wild, self.calibration]
+            ):
+                found[name] = wild, calibrating
+                task.advance(1)
         return found
 
     def _committee(self, found: Scores) -> tuple[Tensor, Tensor]:
@@ -297,20 +317,17 @@ class _Data:
         what = "" if self.params.filter.score == TAU else f", {name}"
         return self.progress.task(f"filter, {self.experiment}{what}", total, unit)
 
-    def _note(self, text: str) -> None:
-        with self.progress.task(f"filter, {self.experiment}", 1, "scores") as task:
-            task.note(text)
-            task.advance(1)
-
-    def _by_representation(self, name: str, method: PostHoc, task: Task) -> tuple[Tensor, Tensor]:
+    def _known(self, task: Task) -> Known:
         head, as_given = Head.of(self.classifier.head), self.classifier.as_given
-        known = Known(head, self.id_train, seed=self.experiment.seed, note=task.note, as_given=as_given)
+        return Known(head, self.id_train, self.wild, self.experiment.seed, note=task.note, as_given=as_given)
+
+    def _by_representation(self, method: PostHoc, task: Task) -> tuple[Tensor, Tensor]:
         if not self.calibrates_on_training_data:
-            wild, calibrating = outlier_scores(name, method, known, [self.wild, self.calibrating])
+            wild, calibrating = outlier_scores(method, self._known(task), [self.wild, self.calibration])
             return wild, calibrating
-        (wild,) = outlier_scores(name, method, known, [self.wild])
+        (wild,) = outlier_scores(method, self._known(task), [self.wild])
         calibrating = -method.scores(self.calibrating, fitted_on=True)
-        check_finite(name, calibrating)
+        check_finite(method.name, calibrating)
         return wild, calibrating
 
     def _tau(self, temperature: float) -> tuple[Tensor, Tensor]:
@@ -349,7 +366,7 @@ def id_fit(id_train: RepresentationFile, calibration: RepresentationFile) -> IdF
     return IdFit(
         train_risk=float(sum(losses)) / len(id_train),
         train_accuracy=float((id_train.predicted == id_train.label).double().mean()),
-        calibration_accuracy=float((calibration.predicted == calibration.label).double().mean()),
+        calibration_accuracy=float((calibration.predicted == calibration.label).double().mean()),  # NaN of none
     )
 
 
@@ -377,7 +394,7 @@ def compare(
                 excess=partial_excess(calibrating[row], wild[row]),
                 excess_std=float(resampled[:, row].std()),
                 beaten=0.0,
-                drift=drift_of(calibrating[row], wild[row]),
+                drift=drift_of(-calibrating[row].numpy(), -wild[row].numpy()),
             )
         )
     chosen = _choice(trials, wild.shape[1])
@@ -407,14 +424,16 @@ def _diagnosed(trial: Trial, scores: Scores, is_ood: Tensor | None) -> Trial:
     return replace(trial, errors=separation_errors(wild > trial.threshold, is_ood), auroc=auroc)
 
 
-def _threshold(calibration: Tensor, wild: Tensor, quantile: float, fdr: float | None = None) -> float:
+def _threshold(
+    calibration: Tensor, wild: Tensor, quantile: float, fdr: float | None = None, *, is_released: bool = False
+) -> float:
     if len(calibration) == 0:
         raise ThresholdError(
             "no calibration sample is predicted as a class that occurs in the wild data; use a larger calibration set"
         )
     if fdr is not None:
         return _discoveries(calibration, wild, fdr)
-    threshold = score_threshold(calibration, quantile)
+    threshold = (released_threshold if is_released else score_threshold)(calibration, quantile)
     n_candidates = int((wild > threshold).sum())
     if 0 < n_candidates < len(wild):
         return threshold
@@ -448,6 +467,7 @@ def _metrics(result: Filtered) -> dict[str, Any]:
     errors = asdict(result.errors) if result.errors else {"err_in": None, "err_out": None, "precision": None}
     found = result.verdict
     metrics = {
+        "protocol": result.protocol,
         "score": result.candidates.score_name,
         "threshold": result.candidates.threshold,
         "n_candidates": len(result.candidates.index),
@@ -455,9 +475,9 @@ def _metrics(result: Filtered) -> dict[str, Any]:
         "n_calibration": len(result.candidates.calibration_score) + result.n_unscored,
         "n_id_train": result.n_id_train,
         **errors,
-        **asdict(result.fit),
+        **{name: None if math.isnan(value) else value for name, value in asdict(result.fit).items()},
         "verdict": result.sentence,
-        "estimated": {**asdict(found), "beyond": found.beyond},
+        **({"estimated": {**asdict(found), "beyond": found.beyond}} if result.protocol == HELD_OUT else {}),
     }
     if not result.trials:
         return metrics

@@ -30,6 +30,7 @@ STAGES = {
     "train_ood": "salcli.pipeline.train_ood",
     "evaluate": "salcli.pipeline.evaluate",
     "detector": "salcli.detector.stage",
+    "summary": "salcli.report.summary",
 }
 # They cannot change a result: the params schema only checks values, which DVC sees as they are.
 WITHOUT_RESULT = ("salcli.errors", "salcli.progress", "salcli.params", "salcli.store.layout")

@@ -28,16 +28,18 @@ from salcli.store.formats import (
 )
 from salcli.store.layout import Experiment, Workspace, prepared_set, unseen_set
 
-IdPart = Literal["train", "calibration", "test"]
+IdPart = Literal["train", "calibration", "test", "all"]  # all: but the test's, the wild ID samples too
 
 
 def id_samples(workspace: Workspace, params: Params, part: IdPart, experiment: Experiment) -> LabeledRows:
     """One part of the ID data."""
     samples = read_samples(workspace.find(prepared_set(params.data.id)))
-    index = getattr(read_id_split(workspace.find(experiment.split)), part)
+    split = read_id_split(workspace.find(experiment.split))
+    own = (split.train, split.calibration, split.wild) if part == "all" else (getattr(split, part),)
+    index = np.concatenate(own)
     assert samples.labels is not None
-    labels = torch.from_numpy(samples.labels[index])
-    return LabeledRows(Rows((samples.array,), index), labels, len(samples.class_names), samples.class_names)
+    rows = Rows((samples.array,), index)
+    return LabeledRows(rows, torch.from_numpy(samples.labels[index]), len(samples.class_names), samples.class_names)
 
 
 def wild_samples(workspace: Workspace, params: Params, experiment: Experiment) -> Rows:

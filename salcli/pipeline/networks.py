@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from salcli.engine.batches import LabeledRows, Rows
-from salcli.errors import ParamsError
+from salcli.errors import BadArtifactError, ParamsError
 from salcli.models.backbones import AUTO, is_hooked
 from salcli.models.custom import code_fingerprint, find_head
 from salcli.models.network import NetworkSpec
@@ -22,6 +22,11 @@ ROWS_FOR_STATISTICS = 1024  # at a time
 def network_spec(params: ModelParams, training: LabeledRows) -> NetworkSpec:
     """The network of params.yaml, for these classes and channels or dimensions."""
     shape = training.rows.sample_shape
+    if (len(shape) == 1) != params.takes_vectors:  # a scratch run may have left vectors of a frozen backbone
+        kinds = ("vectors", "images") if len(shape) == 1 else ("images", "vectors")
+        raise BadArtifactError(
+            f"the prepared samples are {kinds[0]}, but the network takes {kinds[1]}; make them again: salcli prepare"
+        )
     if params.takes_vectors:
         mean, std = _vector_statistics(training.rows)
         return NetworkSpec(params.trained, training.n_classes, mean, std)

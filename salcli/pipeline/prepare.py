@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
@@ -16,10 +17,10 @@ from salcli.data.decoding import Block, Shape, check_kind, decode, one_ahead, ve
 from salcli.data.duplicates import Digests, first_of_each, not_in, sample_digests
 from salcli.data.folders import read_custom, top_folder
 from salcli.data.samples import Source, check_same_shape, some_of, with_calibration
-from salcli.data.splits import IdSplit, OodSplit, hold_out, mix_wild, split_id, split_ood, wild_as_it_is
+from salcli.data.splits import IdSplit, OodSplit, hold_out, mix_wild, recycle_wild, split_id, split_ood, wild_as_it_is
 from salcli.data.vectors import LABEL_NAMES
 from salcli.errors import BadArtifactError, DataError, printable
-from salcli.params.schema import DataParams, Params
+from salcli.params.schema import RECYCLE, DataParams, Params
 from salcli.progress import Progress, Silent
 from salcli.store.formats import (
     Description,
@@ -72,7 +73,9 @@ def prepare_set(
         embedder = embedder_for(params, workspace)
     shape = _shape(data, embedder)
     check_kind(name, source, shape)
-    path, skip = workspace.target(artifact or prepared_set(name)), data.on_bad_image == "skip" and shape is not None
+    artifact = artifact or prepared_set(name)
+    path, done = workspace.target(artifact), workspace.target(artifact.unfinished)
+    skip = data.on_bad_image == "skip" and shape is not None
     with (progress or Silent()).task(name, len(source), source.kind) as task, ExitStack() as stack:
         decoded = _Decoded(name, root, source, _about(source, shape, embedder))
         if shape is None:
@@ -86,9 +89,10 @@ def prepare_set(
         if embedder is not None:
             from salcli.pipeline.embed import computing_vectors, embedded
 
-            arrays = embedded(name, embedder, stack.enter_context(computing_vectors(params)), arrays, task)
+            arrays = embedded(name, embedder, stack.enter_context(computing_vectors(params)), arrays, task, done)
         dtype = np.dtype(np.uint8 if len(axes) == 3 else np.float32)
         write_streamed_samples(path, (len(source), *axes), dtype, arrays, decoded.describe, may_be_fewer=skip)
+        shutil.rmtree(done, ignore_errors=True)
     counts = {source.kind: decoded.n_kept, "classes": len(source.class_names), "skipped": len(decoded.bad)}
     return Prepared(name, counts, [path], decoded.note())
 
@@ -277,6 +281,15 @@ def _left_out(n: int, name: str, other: str) -> str:
     return f"{name}: {n} samples are also in {other}, exactly equal, and are left out"
 
 
+def _recycled(source: NDArray[np.int64], n_id: int, name: str) -> str:
+    """What is drawn twice is no second sample: errors of the filter look more certain than they are."""
+    drawn = source[source < n_id]
+    n_samples = len(np.unique(drawn))
+    if len(drawn) == n_samples:
+        return ""
+    return f"{name}: {len(drawn):,} wild ID samples are draws of {n_samples:,}, as in the authors' code"
+
+
 def prepare_wild(workspace: Workspace, params: DataParams, experiment: Experiment) -> Prepared:
     """Mix the wild data, hold out a share of them, and keep the rest of the OOD data for the test."""
     ood, seed, pi = experiment.ood, experiment.seed, experiment.pi
@@ -294,8 +307,11 @@ def prepare_wild(workspace: Workspace, params: DataParams, experiment: Experimen
         is_test = None if ood_set.is_test is None else ood_set.is_test[pool]
         ood_split = split_ood(len(pool), is_test, params.ood_wild_share, seed)
         ood_split = OodSplit(pool[ood_split.wild], pool[ood_split.test])
-        mixture = mix_wild(id_pool, ood_split.wild, len(id_set), float(pi), seed)
+        mix = recycle_wild if params.mixing == RECYCLE else mix_wild
+        mixture = mix(id_pool, ood_split.wild, len(id_set), float(pi), seed)
     about = {"id": params.id, "ood": ood, "pi": pi, "seed": seed}
+    if params.mixing == RECYCLE:
+        about["mixing"] = RECYCLE
     held_out = np.empty(0, np.int64)
     if params.wild_holdout:
         digests = np.concatenate([read_digests(found) for found in sets.values()])[mixture.source]
@@ -308,6 +324,6 @@ def prepare_wild(workspace: Workspace, params: DataParams, experiment: Experimen
     write_wild_truth(truth_path, mixture.is_ood, workspace.about(experiment.truth, **about))
     n_ood = {} if mixture.is_ood is None else {"of it OOD": int(mixture.is_ood.sum())}
     counts = {"wild": len(mixture.source), **n_ood, "held out": len(held_out), "OOD test": len(ood_split.test)}
-    note = _left_out(len(ood_set) - len(pool), ood, params.id)
+    note = _left_out(len(ood_set) - len(pool), ood, params.id) or _recycled(mixture.source, len(id_set), params.id)
     what = f"wild data {'with ' if n_ood else ''}{experiment}"
     return Prepared(what, counts, written, note)

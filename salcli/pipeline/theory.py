@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from salcli.errors import ParamsError
 from salcli.methods.features import Neighbours
 from salcli.methods.logits import msp
 from salcli.methods.sal import TAU
 from salcli.params.schema import Params
 from salcli.pipeline.inputs import id_representation, known_truth, wild_representation
 from salcli.progress import Progress, Silent
-from salcli.sal.filter import class_agnostic_scores, reference_gradients
+from salcli.sal.filter import reference_gradients, score_threshold
 from salcli.sal.gradients import Gradients, Representation
+from salcli.sal.seeding import generator
+from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 from salcli.sal.theory import (
     Discrepancy,
     ErrorCurve,
+    GradientView,
+    contamination,
     discrepancy,
     error_curve,
     estimated_error_curve,
     gradient_moments,
+    mean_pairwise_distance,
+    missed_bound,
     outlier_mean_bound,
+    printed_main_error,
     required_discrepancy,
 )
 from salcli.sal.unlabeled import MixtureEstimate, estimated_share
@@ -35,6 +43,8 @@ from salcli.store.formats import Candidates, RepresentationFile, read_candidates
 from salcli.store.layout import Experiment, Workspace
 
 POINTS_OF_A_CURVE = 200
+MOST_ROWS = 10_000  # of each side of the pairwise distances: more only cost time
+MOST_DOTS = 1_500  # of the figure of gradients
 
 
 @dataclass(frozen=True)
@@ -42,10 +52,31 @@ class Truth:
     """What only an experiment can know, because it mixed the wild data itself. NaN where a side is empty."""
 
     pi: float
-    mean_tau_id: float  # Theorem 4, with the τ of Eq. 4–7: one ∇̄ and one v for all classes
+    mean_tau_id: float
     mean_tau_ood: float
+    err_out: float  # of that τ at its T
     errors: ErrorCurve  # of the filter's own scores
     is_ood: Tensor
+
+
+@dataclass(frozen=True)
+class Tau:
+    """τ of Eq. 4–7, which the theorems are about: one ∇̄ and one v for all classes. Without the truth."""
+
+    mean: float  # of all wild data
+    mean_held_out: float
+    largest: float  # of the wild data; stands for M′
+    threshold: float  # the filter's quantile of held-out τ
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Wild gradients around ∇̄ and v (Figure 1), with the outliers on the positive side of v."""
+
+    view: GradientView
+    is_outlier: Tensor  # the truth or, where it is not known, τ > T
+    means: GradientView  # of outliers, of the others
+    by_truth: bool
 
 
 @dataclass(frozen=True)
@@ -53,10 +84,12 @@ class TheoryCheck:
     """The theorems' quantities for one experiment. `truth` is None where it is not known."""
 
     experiment: Experiment
-    held_out: Discrepancy  # P_in: calibration data
-    on_training_data: Discrepancy  # P_in: training data
+    held_out: Discrepancy  # Definition 2
+    pairwise: float  # what the authors' code calls ζ: training data against wild data
+    pairwise_id: float  # the same against held-out ID data: its value at π = 0
     mixture: MixtureEstimate
-    mean_tau: float  # of all wild data
+    tau: Tau
+    outliers: Outliers | None  # None where the gradients do not spread
     estimated: ErrorCurve | None  # None where the filter's calibration scores are not those of held-out data
     truth: Truth | None
     candidates: Candidates
@@ -78,56 +111,123 @@ class TheoryCheck:
         return self.held_out.without_noise >= self.required
 
     @property
-    def bound(self) -> float:
+    def least_mean(self) -> float:
         """Theorem 4's bound on the mean τ of wild OOD data, in the limit."""
         return outlier_mean_bound(self.held_out.without_noise, self.pi) if self.pi > 0 else math.nan
 
-    def errors_at_threshold(self, curve: ErrorCurve | None) -> tuple[float, float] | None:
-        """ERR_in and ERR_out at the filter's own T, which is one of every curve's points."""
+    @property
+    def mean_tau_ood(self) -> float:
+        """Measured where the truth is known, else what held-out ID data leave of the mean of all wild data."""
+        if self.truth:
+            return self.truth.mean_tau_ood
+        left = self.tau.mean - (1 - self.pi) * self.tau.mean_held_out
+        return left / self.pi if self.pi > 0 else math.nan
+
+    @property
+    def err_out_bounds(self) -> dict[str, float]:
+        """On the ERR_out of τ: Theorem 1's δ(T) as printed, and corrected, by ζ and by the mean τ of outliers."""
+        tau = self.tau
+        return {
+            "printed": printed_main_error(self.least_mean, tau.largest, tau.threshold),
+            "by_zeta": missed_bound(self.least_mean, tau.largest, tau.threshold),
+            "by_mean": missed_bound(self.mean_tau_ood, tau.largest, tau.threshold),
+        }
+
+    def errors_at_threshold(self, *, estimated: bool) -> tuple[float, float, float] | None:
+        """ERR_in, ERR_out and contamination at the filter's own T, which is one of every curve's points."""
+        curve = self.estimated if estimated else self.truth.errors if self.truth else None
         if curve is None:
             return None
         at = int(torch.searchsorted(curve.threshold, self.candidates.threshold))
-        return float(curve.err_in[at]), float(curve.err_out[at])
+        err_in, share = float(curve.err_in[at]), len(self.candidates.index) / len(self.candidates.wild_score)
+        contaminated = contamination(err_in, self.mixture.pi if estimated else self.pi, share)
+        return err_in, float(curve.err_out[at]), contaminated
 
 
 def run(workspace: Workspace, params: Params, experiment: Experiment, progress: Progress | None = None) -> TheoryCheck:
     """Measure one experiment. Everything but `truth` is computed before the truth is read."""
     id_train, calibration = (id_representation(workspace, part, experiment) for part in ("train", "calibration"))
+    if len(calibration) == 0:
+        raise ParamsError(
+            "theory compares wild with held-out ID data, and there are none; set data.id_shares.calibration above 0"
+        )
     wild, found = wild_representation(workspace, experiment), workspace.find(experiment.candidates)
-    candidates, is_held_out = read_candidates(found), _scores_held_out_data(read_header(found).about["filter"])
-    with (progress or Silent()).task(f"theory, {experiment}", 3, "steps") as task:
-        on_training, on_held_out, on_wild = (
-            gradient_moments(Gradients(source, source.predicted)) for source in (id_train, calibration, wild)
+    candidates, filtered_with = read_candidates(found), read_header(found).about["filter"]
+    is_held_out = _scores_held_out_data(filtered_with)
+    with (progress or Silent()).task(f"theory, {experiment}", 4, "steps") as task:
+        on_held_out, on_wild = (gradient_moments(Gradients(one, one.predicted)) for one in (calibration, wild))
+        task.advance(1)
+        known = _label_rows(id_train, id_train.label, experiment)
+        pairwise, pairwise_id = (
+            mean_pairwise_distance(known, _label_rows(one, one.predicted, experiment)) for one in (wild, calibration)
         )
         task.advance(1)
         scores = _outlier_scores(id_train, calibration, wild, params.methods.of("knn").k)
         if is_held_out:
-            name = "τ" if candidates.score_name == TAU else f"filter's {candidates.score_name}"
+            name = "τ" if candidates.score_name == TAU else candidates.score_name
             scores[name] = torch.from_numpy(candidates.calibration_score), torch.from_numpy(candidates.wild_score)
         mixture = estimated_share(scores)
         task.advance(1)
         reference = reference_gradients(Gradients(id_train, id_train.label), wild.n_classes, class_conditional=False)
-        gradients = Gradients(wild, wild.predicted)
-        (tau,) = class_agnostic_scores(gradients, [gradients], reference, n_vectors=1)
+        G, held_out = (CentredGradients(Gradients(one, one.predicted), reference) for one in (wild, calibration))
+        v = top_singular_vectors(G, 1)
+        wild_tau, held_out_tau = (one.project(v).square().sum(dim=1) for one in (G, held_out))
+        tau = Tau(
+            mean=float(wild_tau.mean()),
+            mean_held_out=float(held_out_tau.mean()),
+            largest=float(wild_tau.max()),
+            threshold=score_threshold(held_out_tau, filtered_with["threshold_quantile"]),
+        )
+        view = GradientView.of(G, v) if len(v) else None
         task.advance(1)
     threshold, filter_score = _thresholds(candidates), torch.from_numpy(candidates.wild_score)
     estimated = None
     if is_held_out:
         calibration_score = torch.from_numpy(candidates.calibration_score)
         estimated = estimated_error_curve(filter_score, calibration_score, mixture.pi, threshold)
+    is_ood = known_truth(workspace, len(wild), experiment)
+    truth = None
+    if is_ood is not None:
+        truth = Truth(
+            pi=float(is_ood.double().mean()),
+            mean_tau_id=float(wild_tau[~is_ood].mean()),
+            mean_tau_ood=float(wild_tau[is_ood].mean()),
+            err_out=float((wild_tau[is_ood] <= tau.threshold).double().mean()),
+            errors=error_curve(filter_score, is_ood, threshold),
+            is_ood=is_ood,
+        )
     result = TheoryCheck(
         experiment=experiment,
         held_out=discrepancy(on_held_out, on_wild),
-        on_training_data=discrepancy(on_training, on_wild),
+        pairwise=pairwise,
+        pairwise_id=pairwise_id,
         mixture=mixture,
-        mean_tau=float(tau.mean()),
+        tau=tau,
+        outliers=_outliers(G, v, view, wild_tau > tau.threshold, is_ood) if view else None,
         estimated=estimated,
-        truth=_truth(known_truth(workspace, len(tau), experiment), filter_score, tau, threshold),
+        truth=truth,
         candidates=candidates,
         written=[workspace.target(experiment.theory("json"))],
     )
     write_json(result.written[0], _metrics(result))
     return result
+
+
+def _label_rows(source: RepresentationFile, label: Tensor, experiment: Experiment) -> Tensor:
+    """Gradients as in the authors' code, n × D: of each sample only the row of its label. A sample of many."""
+    n = len(source)
+    drawn = generator(experiment.seed, f"theory, pairwise, {n}").permutation(n)[:MOST_ROWS]
+    rows = torch.from_numpy(np.sort(drawn))
+    gradients = Gradients(source.take(rows), label[rows], label_row_only=True)
+    return torch.cat([chunk.dense() for chunk in gradients.chunks()])
+
+
+def _outliers(wild: CentredGradients, v: Tensor, view: GradientView, above: Tensor, is_ood: Tensor | None) -> Outliers:
+    is_outlier = above if is_ood is None else is_ood
+    means = GradientView.of_means(wild, v, torch.stack([is_outlier, ~is_outlier]))
+    sign = -1 if means.along[0] < 0 else 1  # that of v is arbitrary
+    view, means = (replace(one, along=sign * one.along) for one in (view, means))
+    return Outliers(view, is_outlier, means, by_truth=is_ood is not None)
 
 
 def _scores_held_out_data(filtered_with: dict[str, str]) -> bool:
@@ -159,36 +259,48 @@ def _thresholds(candidates: Candidates) -> Tensor:
     return torch.from_numpy(np.unique(np.append(at, candidates.threshold)))
 
 
-def _truth(is_ood: Tensor | None, filter_score: Tensor, tau: Tensor, threshold: Tensor) -> Truth | None:
-    if is_ood is None:
-        return None
-    return Truth(
-        pi=float(is_ood.double().mean()),
-        mean_tau_id=float(tau[~is_ood].mean()),
-        mean_tau_ood=float(tau[is_ood].mean()),
-        errors=error_curve(filter_score, is_ood, threshold),
-        is_ood=is_ood,
-    )
-
-
 def _metrics(result: TheoryCheck) -> dict[str, object]:
-    truth = result.truth
+    truth, errors = result.truth, result.errors_at_threshold(estimated=False)
     return {
         "zeta": result.held_out.zeta,
         "zeta_noise": result.held_out.noise,
         "zeta_without_noise": result.held_out.without_noise,
-        "zeta_on_training_data": result.on_training_data.zeta,
+        "zeta_pairwise": result.pairwise,
+        "zeta_pairwise_id": result.pairwise_id,
         "required": result.required,
         "condition_holds": result.condition_holds,
         "pi": truth.pi if truth else None,
         "pi_estimate": asdict(result.mixture),
-        "mean_tau": result.mean_tau,
+        "tau": asdict(result.tau),
         "mean_tau_id": _number(truth.mean_tau_id) if truth else None,
         "mean_tau_ood": _number(truth.mean_tau_ood) if truth else None,
-        "mean_tau_ood_bound": _number(result.bound),
+        "mean_tau_ood_bound": _number(result.least_mean),
+        "tau_err_out": _number(truth.err_out) if truth else None,
+        "tau_err_out_bound": {name: _number(value) for name, value in result.err_out_bounds.items()},
         "threshold": result.candidates.threshold,
+        "contamination": _number(errors[2]) if errors else None,
         "errors": _curve(truth.errors) if truth else None,
         "errors_estimated": _curve(result.estimated) if result.estimated else None,
+        "gradients": _dots(result.outliers, result.experiment) if result.outliers else None,
+    }
+
+
+def _dots(outliers: Outliers, experiment: Experiment) -> dict[str, object]:
+    """What a figure of the gradients needs: a sample of them, and the two means."""
+    n = len(outliers.is_outlier)
+    rows = torch.from_numpy(generator(experiment.seed, "theory, dots").permutation(n)[:MOST_DOTS])
+    short = {
+        name: [float(f"{value:.4g}") for value in getattr(outliers.view, name)[rows].tolist()]
+        for name in ("along", "across")
+    }
+    return {
+        **short,
+        "is_outlier": outliers.is_outlier[rows].tolist(),
+        "means": {
+            name: [_number(value) for value in getattr(outliers.means, name).tolist()]
+            for name in ("along", "across", "angle")
+        },
+        "by_truth": outliers.by_truth,
     }
 
 
@@ -197,5 +309,5 @@ def _curve(curve: ErrorCurve) -> dict[str, list[float | None]]:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return None if math.isnan(value) else value
+    """JSON has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None

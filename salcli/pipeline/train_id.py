@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -21,7 +20,7 @@ from salcli.engine.batches import Batch, Batches, LabeledRows
 from salcli.engine.device import Compute, computing
 from salcli.engine.inference import accuracy, in_batches
 from salcli.engine.linear import ROUNDS, Examples, FullFit
-from salcli.engine.training import BatchResult, Epoch, Run, reproducible, train
+from salcli.engine.training import SCHEDULES, BatchResult, Epoch, Run, reproducible, train
 from salcli.errors import WeightsError
 from salcli.methods.base import LBFGS
 from salcli.models.network import Classifier, check_custom_head
@@ -141,6 +140,7 @@ def _train(
         compute=compute,
         generator=generator,
         stateful={"augmentation": augment},
+        schedule=SCHEDULES[params.train_id.schedule],
     )
     with progress.task(f"train-id, seed {seed}", course.total_samples, "samples") as task:
         return train(course, task, ResumePoint(*resume, task))
@@ -191,6 +191,8 @@ def _check_classes(
 ) -> ClassCheck:
     """On held-out data: if the network's classes were in another order, nothing else would tell."""
     held_out = id_samples(workspace, params, "calibration", experiment)
+    if len(held_out) == 0:
+        held_out = id_samples(workspace, params, "train", experiment)
     logits = in_batches(network, network.forward, held_out.rows, BATCH_SIZE, compute, Silent())
     predicted = torch.cat([batch for (batch,) in logits]).argmax(1)
     return class_check(predicted, held_out.labels, held_out.class_names)
@@ -198,6 +200,8 @@ def _check_classes(
 
 def class_check(predicted: Tensor, labels: Tensor, class_names: tuple[str, ...]) -> ClassCheck:
     """The order is the assignment of outputs to classes under which most samples are right."""
+    from scipy.optimize import linear_sum_assignment  # slow to load, and needed for given weights only
+
     counts = np.zeros((len(class_names), len(class_names)), dtype=np.int64)  # output × class
     np.add.at(counts, (predicted.numpy(), labels.numpy()), 1)
     outputs, classes = linear_sum_assignment(counts, maximize=True)

@@ -62,7 +62,7 @@ def run(
     is_candidate = review.is_candidate if review else candidates.is_candidate if candidates else None
     n_outliers = len(wild) if is_candidate is None else int(is_candidate.sum())
     schedule = params.train_ood.model_dump(
-        include={"epochs", "batch_size", "lr", "momentum", "weight_decay", "augment"}
+        include={"epochs", "batch_size", "lr", "momentum", "weight_decay", "schedule", "augment"}
     )
     settings = {
         "ood": experiment.ood,
@@ -108,7 +108,7 @@ def run_encoder(
 ) -> TrainedNetwork:
     """Train a rival's network from scratch on the ID data."""
     method: IdTrained = find_method(encoder, IdTrained).from_params(params)  # type: ignore[assignment]
-    training = id_samples(workspace, params, "train", experiment)
+    training = id_samples(workspace, params, method.images, experiment)
     test = id_samples(workspace, params, "test", experiment)
     settings = {
         "data": params.data.id,

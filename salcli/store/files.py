@@ -25,7 +25,7 @@ import h5py
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from salcli.errors import BadArtifactError, StorageError
+from salcli.errors import BadArtifactError, StorageError, check_regular
 
 if TYPE_CHECKING:
     from torch import Tensor  # tables and headers are read without torch
@@ -45,6 +45,9 @@ class Found:
 
     path: Path
     made_by: str = ""
+
+    def __post_init__(self) -> None:
+        check_regular(self.path)
 
     @property
     def fix(self) -> str:
@@ -161,7 +164,7 @@ def reading_json(found: Found) -> Iterator[Any]:
     """The content; whatever goes wrong with it inside the block means that the file is damaged."""
     try:
         yield json.loads(found.path.read_text(encoding="utf-8"))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise found.damaged(error) from None
 
 
@@ -256,9 +259,28 @@ def reading(found: Found, kind: str) -> Iterator[h5py.File]:
         with h5py.File(found.path, "r") as file:
             _check_kind(_hdf5_header(file), found, kind)
             check_seal(found)
+            check_claims(file, found.path.stat().st_size)
             yield file
     except DAMAGED as error:
         raise found.damaged(error) from None
+
+
+def check_claims(file: h5py.File, size: int) -> None:
+    """Raise if arrays are larger than the file, which would fill the memory, or if they point to other files."""
+
+    def wrong(name: str, link: object) -> str | None:  # HDF5 stops at the first; it lets no exceptions through
+        if not isinstance(link, h5py.HardLink):
+            return f"its {name} is a link"
+        try:
+            item = file[name]
+        except Exception as error:  # damaged bytes may lead to any
+            return f"its {name} cannot be read: {error}"
+        if isinstance(item, h5py.Dataset) and (item.nbytes > size or item.external or item.is_virtual):
+            return f"its {name} is not in the file: {item.nbytes:,} bytes, the file has {size:,}"
+        return None
+
+    if reason := file.visititems_links(wrong):
+        raise ValueError(reason)
 
 
 def write_arrays(path: Path, kind: str, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:

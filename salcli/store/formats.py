@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from salcli.data.duplicates import DIGEST_BYTES, Digests, sample_digests
-from salcli.data.samples import Samples
+from salcli.data.samples import Samples, shown, some_of
 from salcli.data.splits import IdSplit, Index
-from salcli.errors import BadArtifactError, ModelError, StorageError, UnknownNameError
+from salcli.errors import BadArtifactError, ModelError, StorageError, UnknownNameError, check_regular
 from salcli.models.backbones import is_hooked
-from salcli.models.network import Classifier, NetworkSpec
+from salcli.models.network import Classifier, NetworkSpec, check_weights
 from salcli.progress import Task
 from salcli.sal.gradients import Representation
 from salcli.store.files import (
@@ -134,8 +135,9 @@ def read_samples(found: Found) -> Samples:
             is_test=np.asarray(file["is_test"]) if "is_test" in file else None,
             is_calibration=np.asarray(file["is_calibration"]) if "is_calibration" in file else None,
         )
-        if samples.array.ndim != (2 if VECTORS in file else 4):
-            raise ValueError(f"its samples have {samples.array.ndim} axes")
+        n_axes, dtype = (2, np.float32) if VECTORS in file else (4, np.uint8)
+        if samples.array.ndim != n_axes or samples.array.dtype != dtype or 0 in samples.array.shape[1:]:
+            raise ValueError(f"its samples are {shown(samples.array)}")
         for array in (samples.labels, samples.is_test, samples.is_calibration):
             if array is not None and array.shape != (len(samples),):
                 raise ValueError(f"it has {len(samples)} samples, but another number of labels or marks")
@@ -218,7 +220,7 @@ def _read_texts(file: h5py.File, name: str) -> tuple[str, ...]:
 def _check_space(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Fails now rather than after hours of decoding."""
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
-    needed, free = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, shutil.disk_usage(folder).free
+    needed, free = math.prod(shape) * dtype.itemsize, shutil.disk_usage(folder).free
     if needed > max(free, TOO_SMALL_TO_ASK):
         smaller = ", or choose a smaller data.image_size" if len(shape) == 4 else ""
         raise StorageError(f"{path} needs {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; make room{smaller}")
@@ -234,22 +236,21 @@ def write_id_split(path: Path, split: IdSplit, about: Mapping[str, Any]) -> None
 
 
 def read_id_split(found: Found) -> IdSplit:
-    arrays = read_arrays(found, ID_SPLIT)
-    try:
-        split = IdSplit(*(arrays[part.name] for part in fields(IdSplit)))
-    except KeyError as error:
-        raise found.damaged(f"no {error}") from None
-    _check_rows(found, *vars(split).values())
+    split = IdSplit(*_read_rows(found, ID_SPLIT, *(part.name for part in fields(IdSplit))))
+    rows = np.concatenate([*vars(split).values()])
+    if n_more := len(rows) - len(np.unique(rows)):
+        raise found.damaged(f"{n_more} of its {len(rows)} rows stand there twice")
     return split
 
 
-def _check_rows(found: Found, *parts: Index) -> None:
-    """Each row stands in one part, once. Whether there are so many samples is checked when they are read."""
-    rows = np.concatenate(parts)
-    if rows.dtype.kind not in "iu" or (rows < 0).any():
-        raise found.damaged("some of its rows are no numbers from 0 on")
-    if n_more := len(rows) - len(np.unique(rows)):
-        raise found.damaged(f"{n_more} of its {len(rows)} rows stand there twice")
+def _read_rows(found: Found, kind: str, *names: str) -> list[Index]:
+    """Lists of row numbers. Whether there are so many samples is checked when they are read."""
+    arrays = read_arrays(found, kind)
+    for name in names:
+        rows = arrays.get(name)
+        if rows is None or rows.ndim != 1 or rows.dtype.kind not in "iu" or (rows < 0).any():
+            raise found.damaged(f"its {name} are not a list of numbers from 0 on")
+    return [arrays[name] for name in names]
 
 
 @dataclass(frozen=True)
@@ -265,11 +266,7 @@ def write_wild_set(path: Path, wild: WildSet, about: Mapping[str, Any]) -> None:
 
 
 def read_wild_set(found: Found) -> WildSet:
-    arrays = read_arrays(found, WILD_SET)
-    try:
-        return WildSet(arrays["source"], arrays["ood_test"])
-    except KeyError as error:
-        raise found.damaged(f"no {error}") from None
+    return WildSet(*_read_rows(found, WILD_SET, "source", "ood_test"))
 
 
 def write_wild_holdout(path: Path, source: Index, about: Mapping[str, Any]) -> None:
@@ -278,10 +275,7 @@ def write_wild_holdout(path: Path, source: Index, about: Mapping[str, Any]) -> N
 
 
 def read_wild_holdout(found: Found) -> Index:
-    try:
-        return read_arrays(found, WILD_HOLDOUT)["source"]
-    except KeyError as error:
-        raise found.damaged(f"no {error}") from None
+    return _read_rows(found, WILD_HOLDOUT, "source")[0]
 
 
 def write_wild_truth(path: Path, is_ood: NDArray[np.bool_] | None, about: Mapping[str, Any]) -> None:
@@ -295,8 +289,18 @@ def read_wild_truth(found: Found) -> NDArray[np.bool_] | None:
 
 # -- representations
 
+LARGEST = 1e15  # its square, summed over features, is a float32
 REPRESENTATION = "representation"
 CHUNK_BYTES = 2**23  # of features and logits that are in memory at a time
+
+
+def not_usable(numbers: Tensor) -> str:
+    """How many rows hold NaN, infinity or what overflows when it is squared, and which; empty if none does."""
+    if abs(float(numbers.sum())) <= LARGEST:  # one pass without copies
+        return ""
+    rows = torch.nonzero(~(numbers.abs() <= LARGEST).all(dim=1)).flatten().tolist()
+    wrong = f"{len(rows)} of {len(numbers)} samples is NaN, infinite or above {LARGEST:g} (rows {some_of(rows)})"
+    return wrong if rows else ""
 
 
 class RepresentationWriter:
@@ -310,6 +314,9 @@ class RepresentationWriter:
             file.create_dataset(name, (n_samples,), np.int64)
 
     def append(self, chunk: Representation) -> None:
+        for name, numbers in (("features", chunk.feature), ("logits", chunk.logits)):
+            if wrong := not_usable(numbers):
+                raise ModelError(f"{name} of the network: that of {wrong}; train it again, or check its weights")
         rows = slice(self._filled, self._filled + len(chunk))
         self._file["feature"][rows] = chunk.feature.numpy()
         self._file["logits"][rows] = chunk.logits.numpy()
@@ -389,10 +396,8 @@ class RepresentationFile:
         # new maps each time: with one for all reads, every row ever read would count as memory of this process
         feature, logits = (torch.from_numpy(np.array(column.open()[rows])) for column in self._columns)
         for name, numbers in (("feature", feature), ("logits", logits)):
-            if not numbers.sum().isfinite():  # one pass without copies
-                n_bad = int((~numbers.isfinite()).any(dim=1).sum())
-                if n_bad:  # else the sum alone is too large
-                    raise self.found.damaged(f"the {name} of {n_bad} of {len(label)} samples is NaN or infinite")
+            if wrong := not_usable(numbers):
+                raise self.found.damaged(f"the {name} of {wrong}")
         return Representation(feature, logits, label)
 
 
@@ -436,9 +441,16 @@ def write_candidates(path: Path, candidates: Candidates, about: Mapping[str, Any
 def read_candidates(found: Found) -> Candidates:
     facts, arrays = read_header(found, CANDIDATES).about, read_arrays(found, CANDIDATES)
     try:
-        return Candidates(**arrays, threshold=facts["threshold"], score_name=facts["score_name"])
-    except (KeyError, TypeError) as error:
+        candidates = Candidates(**arrays, threshold=facts["threshold"], score_name=facts["score_name"])
+        _check_within(candidates.index, len(candidates.wild_score), "candidates")
+        if not len(candidates.index):
+            raise ValueError("it has no candidates")
+    except (KeyError, TypeError, ValueError) as error:
         raise found.damaged(error) from None
+    for name in ("wild_score", "calibration_score"):
+        if n_bad := int((~np.isfinite(arrays[name])).sum()):
+            raise found.damaged(f"{n_bad} of {len(arrays[name])} numbers of {name} are NaN or infinite")
+    return candidates
 
 
 # -- networks
@@ -453,8 +465,10 @@ def read_network(found: Found, network_class: type[N]) -> N:
     """The network with its weights, ready for inference."""
     spec = read_header(found, network_class.kind).spec
     try:
-        network = network_class(NetworkSpec.from_json(spec))
-        network.load_state_dict(read_tensors(found))
+        own, tensors = NetworkSpec.from_json(spec), read_tensors(found)
+        check_weights(own.backbone, lambda: network_class(own), tensors)
+        network = network_class(own)
+        network.load_state_dict(tensors)
     except (ModelError, UnknownNameError, *DAMAGED) as error:
         if isinstance(error, ModelError) and is_hooked(str(spec.get("backbone"))):
             raise  # the code has changed, not the file
@@ -481,6 +495,7 @@ class ResumePoint:
     def load(self) -> dict[str, Any] | None:
         """The state that an earlier run left, if it can be used."""
         try:
+            check_regular(self._path)
             content = self._path.read_bytes()
             if hashlib.sha256(content[DIGEST:]).digest() != content[:DIGEST]:
                 raise ValueError("its content does not match its checksum")

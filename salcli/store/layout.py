@@ -20,6 +20,7 @@ SCRATCH = "scratch"
 RUNS = "runs"
 SAL = "sal"  # the variant without overrides
 DETECTOR = "detector.safetensors"
+TEST_SCORES = "test-scores"  # the kind of scores.h5
 UNKNOWN = "unknown"  # π of wild data that come as they are
 
 
@@ -39,6 +40,11 @@ class Artifact:
     def name(self) -> str:
         return Path(self.path).stem
 
+    @property
+    def unfinished(self) -> Artifact:
+        """A folder for parts of it that are done already. DVC does not track it, so DVC does not delete it."""
+        return Artifact(f".salcli/resume/{self.path}", self.made_by)
+
 
 def prepared_set(name: str) -> Artifact:
     """Decoded samples of a data set."""
@@ -51,6 +57,9 @@ def unseen_set(name: str) -> Artifact:
 
 
 FINGERPRINTS = Artifact(".salcli/fingerprints.json", "salcli fingerprints")
+SUMMARY, METHODS_PLOT, ROC_PLOT = (
+    Artifact(path, "salcli summary") for path in ("summary.json", "plots/methods.csv", "plots/roc.csv")
+)
 
 
 @dataclass(frozen=True, order=True)

@@ -151,3 +151,11 @@ def test_a_bomb_does_not_go_off(folder: Path, name: str, monkeypatch: pytest.Mon
     huge.size = 1 << 60
     (folder.parent / "a.tar").write_bytes(huge.tobuf() + bytes(10_240))
     assert_refused(folder.parent / "a.tar", folder, "unpacks to more than")
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+def test_no_archive_has_more_members_than_memory_and_inodes_allow(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MOST_MEMBERS", 20)
+    assert_refused(archive_of(folder.parent / name, {f"{i}": b"" for i in range(30)}), folder, "more than 20 members")

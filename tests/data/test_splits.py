@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from salcli.data.catalogue import load_source
-from salcli.data.splits import largest_mixture, mix_wild, round_half_up, split_id, split_ood, wild_as_it_is
+from salcli.data.splits import (
+    largest_mixture,
+    mix_wild,
+    recycle_wild,
+    round_half_up,
+    split_id,
+    split_ood,
+    wild_as_it_is,
+)
 from salcli.errors import DataError
 
 PINNED: dict[str, Any] = {
@@ -107,6 +115,18 @@ def test_the_wild_set_takes_each_sample_once_and_has_the_asked_for_share(seed: i
         mix_wild(id_pool, ood_pool, n_id=1000, pi=0.001, seed=seed)
     ranks = np.flatnonzero(wild.is_ood) / len(wild.source)  # the order says nothing
     assert abs(ranks.mean() - 0.5) < 5 / np.sqrt(12 * len(ranks)) + 1e-9
+
+
+def test_recycled_wild_data_have_every_ood_sample_once_and_id_samples_in_even_passes() -> None:
+    """As in the authors' code: Textures has 3,948 wild images there, and about 35,500 draws of 25,000 ID images."""
+    id_pool, ood_pool = np.arange(100, 140), np.arange(50, 120)
+    for pi, n_draws in ((0.1, 630), (0.9, 8), (1.0, 1)):
+        wild = recycle_wild(id_pool, ood_pool, n_id=1000, pi=pi, seed=0)
+        assert sorted(wild.source[wild.is_ood] - 1000) == list(ood_pool)
+        drawn = np.bincount(wild.source[~wild.is_ood] - 100, minlength=len(id_pool))
+        assert drawn.sum() == n_draws
+        assert drawn.max() - drawn.min() <= 1
+    assert wild.source.tolist() != sorted(wild.source)
 
 
 def test_wild_data_as_it_is_keeps_its_order_and_nobody_knows_the_truth() -> None:

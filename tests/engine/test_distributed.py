@@ -143,6 +143,14 @@ def test_a_process_that_fails_alone_ends_all_with_its_own_message(tmp_path: Path
     assert "[rank" not in done.stderr, "torch marks the tracebacks of the processes so"
 
 
+@pytest.mark.slow
+def test_a_process_that_does_not_answer_ends_all_and_is_named(tmp_path: Path) -> None:
+    done = two_processes(str(HELPERS / "one_fails.py"), "sleep", cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("error: process 1 of 2 has not answered for 2 s: it is stuck") == 1
+    assert "[rank" not in done.stderr
+
+
 def test_a_launcher_that_does_not_exist_is_refused_and_prepare_runs_in_one_process(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from salcli.engine.augmentation import Augmentation
 from salcli.engine.batches import Batch, Batches, EndlessRows, LabeledRows
 from salcli.engine.device import Compute, Processes
 from salcli.engine.training import (
+    SCHEDULES,
     TRUST,
     BatchResult,
     Lars,
@@ -192,3 +193,10 @@ def test_the_learning_rate_drops_at_60_75_and_90_percent(n_steps: int) -> None:
     """Step by step, as the authors define it."""
     expected = [0.5 * 0.2 ** sum(step / n_steps >= share for share in (0.6, 0.75, 0.9)) for step in range(n_steps)]
     assert rates_of(drops, n_steps, factor=0.2) == pytest.approx(expected, rel=1e-15)
+
+
+def test_the_other_schedules_of_params_yaml_stay_constant_or_halve_the_rate() -> None:
+    start = rates_of(SCHEDULES["constant"], 100)[0]
+    assert rates_of(SCHEDULES["constant"], 100) == [start] * 100
+    halved = [start / 2 ** sum(step >= drop for drop in (50, 75, 90)) for step in range(100)]
+    assert rates_of(SCHEDULES["steps"], 100) == pytest.approx(halved)

@@ -1,6 +1,7 @@
 """Frozen backbones give what the network's own code gives, with the preprocessing that its library or author states."""
 
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it keeps the proxies of its first use
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     return tmp_path / "hub" / "checkpoints"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from salcli.data.catalogue import DATA_SETS
+from salcli.errors import ParamsError
 from salcli.methods.base import built_in
 from salcli.params.presets import DEFAULT, default_params, default_text, preset, presets, resolved, text
 from salcli.params.reading import edited, read_yaml
@@ -15,11 +16,16 @@ from salcli.params.schema import load_params, validated
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = [*csv.DictReader((files("salcli.report") / "results.csv").read_text(encoding="utf-8").splitlines())]
-WITHOUT_RESULTS = {DEFAULT, "global-reference"}  # the paper describes it and reports no numbers
+# the paper describes the second and reports no numbers; the others are Table 1 in a protocol of their own
+WITHOUT_RESULTS = {DEFAULT, "global-reference", "paper-text", "released"}
 OF_THE_PAPER = [name for name in presets() if name not in WITHOUT_RESULTS]
 assert {*OF_THE_PAPER} == {row["table"] for row in RESULTS}, "there is one for every table"
-# what the paper calls our variants
-VARIANTS = {
+PROTOCOLS = ["sal", "sal-paper", "sal-released"]
+NOT_THE_PAPERS = {"sal-auto", "sal-random-both"}
+# what the paper calls our rows
+ROWS = {
+    **dict.fromkeys(PROTOCOLS, "SAL"),
+    "energy-vos": "Energy-OE",
     "sal-gradnorm": "SAL (gradnorm filter)",
     "sal-class-agnostic": "SAL (class-agnostic)",
     "sal-candidate-id": "SAL (candidate-id)",
@@ -69,11 +75,13 @@ def test_data_network_and_methods_are_those_of_its_table(name: str) -> None:
     sets = [ood for ood in in_paper(name, "ood") if ood not in ("-", "average")]
     order = -1 if name == "unseen-tin" else 1  # the only table that starts with the other crop
     assert [ood.removesuffix("-2d") for ood in shown[::order]] == sets
-    labels = {"sal": "SAL", **{method: found.label for method, found in built_in().items()}, **VARIANTS}
+    labels = {**{method: found.label for method, found in built_in().items()}, **ROWS}
     rows = {"SAL" if row == "SAL (c=1)" else row for row in in_paper(name, "method")}
-    assert {labels[method] for method in methods if method != "sal-auto"} == rows & {*labels.values()}  # ours
+    ours = {labels[method.removesuffix("@all-id")] for method in methods if method not in NOT_THE_PAPERS}
+    assert ours == rows & {*labels.values()}
     trained = [*params["variants"], *params["rivals"], *params["encoders"]]
-    assert methods[: len(trained)] == trained
+    assert methods[: len(trained) - ("all-id" in trained)] == [one for one in trained if one != "all-id"]
+    assert params["variants"][:3] == PROTOCOLS, "none stands for SAL alone"
 
 
 @pytest.mark.parametrize("name", sorted(set(OF_THE_PAPER) - {"toy"}))
@@ -92,8 +100,29 @@ def test_the_protocol_is_that_of_the_paper(name: str) -> None:
     assert params["methods"]["knn"]["k"] == (50 if params["data"]["id"] == "cifar10" else 200)
     assert params["numerics"] == {"precision": "float32", "deterministic": False, "compile": False}
     assert params["model"]["drop_rate"] == (0.3 if params["model"]["backbone"] == "wrn-40-2" else 0.0)
-    assert len(params["seeds"]) == (5 if name in ("main-cifar100", "cifar10") else 1)
+    assert len(params["seeds"]) == (10 if name in ("main-cifar100", "cifar10") else 1)
     assert params["data"]["ood_wild_share"] == (0.99 if name == "unseen-300k" else 0.7)
+
+
+def test_the_protocols_are_those_of_the_text_and_of_the_released_code() -> None:
+    """In `released` ID images recur, which no other preset allows; where nothing needs them, none are held out."""
+    params = validated(resolved(preset("main-cifar100")), "main-cifar100")
+    ours, paper, released = (params.for_variant(name) for name in PROTOCOLS)
+    assert (ours.filter.calibration, paper.filter.calibration, released.filter.calibration) == (
+        "holdout",
+        "train",
+        "id-svd",
+    )
+    assert (paper.filter.gradient, released.filter.gradient) == ("full", "predicted-row")
+    assert (paper.train_ood.augment, released.train_ood.augment) == ("flip-crop", "none")
+    assert [name for name in presets() if resolved(preset(name))["data"]["mixing"] == "recycle"] == ["released"]
+    for name in ("paper-text", "released"):
+        assert resolved(preset(name))["data"]["id_shares"]["train"] == 0.5, "25,000 images"
+    with pytest.raises(ParamsError, match=r"data\.mixing +is recycle, .* but sal, sal-paper, sal-auto is not"):
+        validated(resolved(preset("theory"), {"data.mixing": "recycle"}), "params.yaml")
+    shares = {"train": 0.5, "calibration": 0, "wild": 0.5, "test": "official"}
+    with pytest.raises(ParamsError, match=r"data\.id_shares\.calibration +is 0, but sal, sal-auto needs held-out"):
+        validated(resolved(preset("theory"), {"data.id_shares": shares}), "params.yaml")
 
 
 # --- editing the text

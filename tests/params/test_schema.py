@@ -89,6 +89,7 @@ BAD_VALUES: list[tuple[str, object, str]] = [
     ("threshold_quantile", 0.9, "no such key (did you mean filter.threshold_quantile?)"),
     ("filter", 3, "must be a section of keys and values, got 3"),
     ("data.pi", 0.1, "must be a list, got 0.1 (did you mean [0.1]?)"),
+    ("data.groups", {"near": ["digits-89"]}, "no set of data.ood and data.test_ood is called digits-89 (did you mean digits-8-9?)"),
     ("data.pi", [0.1, 10], "must be shares above 0 and at most 1, or [unknown], got 10"),
     ("data.pi", [1.0], "write 1 instead of 1.0"),
     ("data.id", "digits-8-9", "no ID set is called digits-8-9 (did you mean digits-0-7?); known: "),
@@ -96,9 +97,10 @@ BAD_VALUES: list[tuple[str, object, str]] = [
     ("data.custom", {"Mine": "x"}, "a set's name must be of a-z, 0-9, - and _, and start with a letter, got 'Mine'"),
     ("model.backbone", "small-cn", "no backbone is called small-cn (did you mean small-cnn?); known: "),
     ("model.std", [0.2, 0.0], "must be auto, or a list with one positive number for each channel, got [0.2, 0.0]"),
-    ("train_id.lr", float("inf"), "must be a finite number, got inf"),
+    ("train_id.lr", float("inf"), "must be less than or equal to 1"),
     ("device", "cuda:9999", "no device is called cuda:9999 (did you mean cuda:0?); known: auto, cpu, cuda, cuda:0, mps"),
     ("evaluate.methods", ["csi"], "names csi, which has to be trained; name it in encoders, too"),
+    ("evaluate.methods", ["knn@all-id"], "knn@all-id is a row of evaluate.methods, with all-id named in encoders, too"),
     ("variants", ["sal-3"], "names sal-3, which variant does not define (did you mean sal"),
 ]  # fmt: skip
 # inside a list, or between values

@@ -61,7 +61,7 @@ def test_commands_say_unknown_and_go_on(project: Path) -> None:
         assert re.search(r"known-odd +(SAL|MSP) +\d", table.stdout)
         theory = salcli("theory")
         assert theory.exit_code == 0, theory.stderr
-        assert theory.stdout.count(" unknown") == 5
+        assert theory.stdout.count(" unknown") == 4
         assert "data.pi is [unknown]" in refused("sweep-pi", root=project)
         assert salcli("review", "--out", "list.csv").exit_code == 0
         assert salcli("report", "--out", "page.html", "--no-open").exit_code == 0

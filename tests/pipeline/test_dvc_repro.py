@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from dvc.repo import Repo
 from helpers.cli import process, salcli
 from helpers.quick import EXPERIMENT, OOD, QUICK, REPOSITORY
+from ruamel.yaml import YAML
 
 from salcli.params.reading import edited
 from salcli.pipeline import fingerprints
@@ -33,11 +35,12 @@ EVALUATE, DETECTOR, TRAIN_RIVAL = f"evaluate@{WILD}", f"detector@{WILD}", f"trai
 
 
 class Project:
-    """A project folder with the two files that docs/extending.md shows."""
+    """A project folder, in git, with the two files that docs/extending.md shows."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        assert salcli("init", str(root)).exit_code == 0
+        self.shell("git init -q -b main && git config user.name me && git config user.email me@here")
+        assert salcli("init", str(root), "--ci", "github").exit_code == 0
         score, rival = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "extending.md").read_text(), re.DOTALL)
         (root / "my_scores.py").write_text(score)
         (root / "my_losses.py").write_text(rival)
@@ -48,10 +51,13 @@ class Project:
         path.write_text(edited(path.read_text(), values))
 
     def run(self, *command: str) -> str:
-        environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        done = process(sys.executable, "-m", *command, cwd=self.root, **environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return self.shell(shlex.join(["python", "-m", *command]))
+
+    def shell(self, script: str, code: int = 0, **environment: str) -> str:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = process("bash", "-e", "-c", script, cwd=self.root, PATH=path, **environment)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + (done.stderr if code else "")
 
     def repro(self) -> set[str]:
         """The stages that ran, but for the one that always runs."""
@@ -70,7 +76,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = Project(tmp_path_factory.mktemp("project"))
     ran = project.repro()
-    assert len(ran) == 12, ran
+    assert len(ran) == 13, ran
     assert TRAIN_RIVAL in ran
     return project
 
@@ -87,12 +93,53 @@ def test_custom_methods_are_rows_of_the_table(project: Project) -> None:
 
 
 def test_dvc_shows_metrics_and_plots(project: Project) -> None:
-    metrics = json.loads(project.run("dvc", "metrics", "show", "--json"))[""]["data"]
-    assert 0 <= metrics[f"runs/0/{OOD}/pi-0.1/evaluation/metrics.json"]["data"]["sal"]["fpr95"] <= 1
-    assert "err_in" in metrics[f"runs/0/{OOD}/pi-0.1/sal/filter.json"]["data"]
+    every = json.loads((project.root / f"runs/0/{OOD}/pi-0.1/evaluation/metrics.json").read_text())
+    shown = project.run("dvc", "metrics", "show")
+    assert max(map(len, shown.splitlines())) <= 120
+    best = min((name for name in every if name != "samples"), key=lambda name: every[name]["fpr95"])
+    summary = json.loads((project.root / "summary.json").read_text())
+    assert summary == {
+        "detector": "sal",
+        **{name: pytest.approx(every["sal"][name], abs=1e-6) for name in ("fpr95", "auroc", "id_accuracy")},
+        "best": best,
+        "best_fpr95": pytest.approx(every[best]["fpr95"], abs=1e-6),
+    }
     page = Path(project.run("dvc", "plots", "show").strip().removeprefix("file://")).read_text()
-    for curve in ("roc.csv", "histogram.csv", "train-id.csv", "train-sal.csv", f"train-{RIVAL}.csv"):
+    for curve in ("plots_methods_csv", "plots_roc_csv", "histogram.csv", "train-sal.csv", f"train-{RIVAL}.csv"):
         assert curve in page
+
+
+def test_the_workflow_shows_the_table_and_fails_if_fpr95_is_worse_than_on_the_base_branch(project: Project) -> None:
+    steps = YAML(typ="safe").load(project.root / ".github/workflows/salcli.yml")["jobs"]["repro"]["steps"]
+    scripts = {step["name"]: step["run"] for step in steps if "run" in step}
+    summary, text = project.root / "summary.json", (project.root / "summary.json").read_text()
+    project.shell("git add -A && git commit -qm 'a base' && git update-ref refs/remotes/origin/main HEAD")
+    project.shell(scripts["Reproduce"])
+    project.shell(scripts["Table"], GITHUB_STEP_SUMMARY=str(project.root / ".salcli/shown.md"))
+    assert "| Squared logits |" in (project.root / ".salcli/shown.md").read_text()
+    project.shell(scripts["Compare FPR95"], BASE="main", WORST="0.01")
+    summary.write_text(json.dumps(json.loads(text) | {"fpr95": 1.0}))
+    shown = project.shell(scripts["Compare FPR95"], 1, BASE="main", WORST="0.01")
+    summary.write_text(text)
+    assert "FPR95 is worse than on main: {'fpr95': " in shown
+
+
+def test_dvc_artifacts_get_downloads_the_detector_of_a_clone(project: Project, tmp_path: Path) -> None:
+    project.shell(
+        f"dvc remote add -q -d store {tmp_path}/store && dvc push -q {DETECTOR} && git commit -qam remote && "
+        f"git tag -a detector@v1.0.0 -m first && git clone -q . {tmp_path}/clone"
+    )
+    project.shell(f"cd {tmp_path} && dvc artifacts get clone detector")
+    made = project.root / f"runs/0/{OOD}/pi-0.1/detector.safetensors"
+    assert (tmp_path / "detector.safetensors").read_bytes() == made.read_bytes()
+
+
+def test_values_of_params_do_not_reach_the_shell_raw(project: Project) -> None:
+    project.change({"seeds": ["0; touch x #"]})
+    shown = project.shell("dvc repro -s -f split", 255)
+    project.change({"seeds": [0]})
+    assert "--seed '0; touch x #'" in shown
+    assert not (project.root / "x").exists()
 
 
 def test_nothing_has_changed_also_after_a_scratch_run(project: Project) -> None:
@@ -112,7 +159,7 @@ def test_nothing_has_changed_also_after_a_scratch_run(project: Project) -> None:
         ("params.yaml", "pi: [0.1]", "pi: [0.1, 0.3]", {
             *(f"{stage}@{OOD}-0.3-0" for stage in ("mix-wild", "extract-wild", "evaluate", "detector")),
             *(f"{stage}@{OOD}-0.3-0-sal" for stage in ("filter", "train-ood")),
-            f"train-rival@{OOD}-0.3-0-{RIVAL}",
+            f"train-rival@{OOD}-0.3-0-{RIVAL}", "summary",
         }),
     ],
     ids=["score", "loss", "hyper-parameter", "quantile", "share"],
@@ -131,7 +178,7 @@ def test_a_change_is_one_of_the_stages_that_it_is_about(
 
 def test_another_k_runs_only_evaluate_and_detector(project: Project) -> None:
     project.change({"methods.knn.k": 20})
-    assert project.repro() == {EVALUATE, DETECTOR}
+    assert project.repro() == {EVALUATE, DETECTOR, "summary"}
 
 
 def test_a_variant_whose_filter_has_a_custom_score_runs_only_its_own_stages_and_evaluate(project: Project) -> None:
@@ -140,6 +187,7 @@ def test_a_variant_whose_filter_has_a_custom_score_runs_only_its_own_stages_and_
     assert project.repro() == {
         EVALUATE,
         DETECTOR,
+        "summary",
         *(f"{stage}@{WILD}-sal-2" for stage in ("filter", "train-ood")),
     }
     found = read_candidates(Workspace(project.root).find(EXPERIMENT.with_variant("sal-2").candidates))

@@ -7,18 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.cli import refused, salcli, shown
+from helpers.detectors import id_images
 from helpers.quick import EXPERIMENT
 from helpers.stages import params_of, written
 
 from salcli.data.splits import WildMixture, hold_out
 from salcli.errors import DataError
+from salcli.methods.base import Head, Known
 from salcli.pipeline import evaluate, extract, prepare, train_ood
 from salcli.pipeline import filter as filter_stage
+from salcli.pipeline.inputs import classifier, id_representation
 from salcli.report.results import Results, results_view
+from salcli.sal.estimates import estimated as estimated_from
+from salcli.sal.gradients import Representation
 from salcli.store.files import read_arrays
 from salcli.store.formats import read_wild_holdout, read_wild_set, read_wild_truth, write_wild_truth
-from salcli.store.layout import Workspace
+from salcli.store.layout import TEST_SCORES, Workspace
 
 HOLDOUT = {"data.wild_holdout": 0.4, "train_ood.epochs": 1, "evaluate.methods": ["sal", "knn", "separator", "odin"]}
 
@@ -95,7 +101,7 @@ def test_the_truth_does_not_reach_the_estimates(project: Workspace) -> None:
 
 
 def test_every_method_scores_it_and_the_test_data_as_before(estimated: Workspace) -> None:
-    scores = read_arrays(estimated.find(EXPERIMENT.evaluation("scores.h5")), evaluate.SCORES)
+    scores = read_arrays(estimated.find(EXPERIMENT.evaluation("scores.h5")), TEST_SCORES)
     held = read_wild_holdout(estimated.find(EXPERIMENT.wild_holdout))
     for name in HOLDOUT["evaluate.methods"]:  # type: ignore[attr-defined]
         assert len(scores[f"{name}/wild"]) == len(held)
@@ -104,6 +110,37 @@ def test_every_method_scores_it_and_the_test_data_as_before(estimated: Workspace
     assert found.keys() == {"pi", "methods", "chosen", "reason"}
     assert 0 <= found["pi"]["low"] <= found["pi"]["value"] <= found["pi"]["high"] <= 1
     assert found["chosen"] in HOLDOUT["evaluate.methods"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("change", ["none", "strange", "noise", "contrast"])
+def test_changed_digits_are_called_drift_and_not_outliers(built: Path, change: str) -> None:
+    """All 288 ID test digits are the wild data, changed or not; or with 60 images of noise among them."""
+    workspace, rng, images = Workspace(built), np.random.default_rng(0), id_images(built, "test")
+    wild = {
+        "none": images,
+        "strange": np.concatenate([images, rng.integers(0, 255, (60, 1, 8, 8), dtype=np.uint8)]),
+        "noise": np.clip(images + rng.normal(0, 40, images.shape), 0, 255).astype(np.uint8),
+        "contrast": (0.7 * images).astype(np.uint8),
+    }[change]
+    network = classifier(workspace, EXPERIMENT)
+    known = Known(Head.of(network.head), id_representation(workspace, "train", EXPERIMENT))
+    pairs: dict[str, list[np.ndarray]] = {}
+    for name in ("msp", "energy", "knn", "mahalanobis", "vim"):
+        method = params_of(workspace, {}).method(name)
+        method.fit(known)
+        for x in (id_images(built, "calibration"), wild):
+            with torch.no_grad():
+                feature, logits = network.features_and_logits(torch.from_numpy(x))
+            score = method.score(Representation(feature, logits, logits.argmax(1)))
+            pairs.setdefault(name, []).append(score.double().numpy())
+    found = estimated_from({name: (c, w) for name, (c, w) in pairs.items()}, rng, "knn", 200)
+    if change in ("none", "strange"):
+        share = 60 / 348 if change == "strange" else 0.0
+        assert found.pi.low <= share <= found.pi.high  # type: ignore[operator]
+        assert bool(found.methods) == (change == "strange")
+    else:
+        assert (found.pi.value, found.methods, found.chosen) == (None, {}, "knn")
+        assert "differ from the calibration data as a whole" in found.reason
 
 
 def test_without_a_holdout_nothing_is_estimated(built: Path) -> None:
@@ -144,3 +181,10 @@ def test_the_table_shows_estimates_where_nothing_is_measured_or_if_asked_for(pro
     (line,) = [line for line in text.splitlines() if " SAL " in line]
     assert line.count("42 (10–90)") == 2
     assert text.count("cannot tell") == 2 * 3  # the other methods
+
+    none = dict.fromkeys(("value", "low", "high"))
+    why = {"pi": none, "methods": {}, "chosen": "sal", "reason": "cannot tell: 9 held-out wild samples are too few"}
+    project.find(EXPERIMENT.estimates).path.write_text(json.dumps(why))
+    text = shown(results_view(Results.read([path]), 100))
+    assert "9 held-out wild samples are too few" in text
+    assert "π̂ =" not in text

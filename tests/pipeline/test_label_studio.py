@@ -26,13 +26,24 @@ def tasks(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> list[dict[st
 
 
 def exported(tasks: list[dict[str, Any]], *labels: str) -> str:
-    """As Label Studio exports JSON: ids of its own, and an annotation for each label; "OOD OOD" are two."""
-    content = []
+    """As Label Studio documents its JSON export (guide/task_format); "OOD OOD" are two annotations of a task."""
+    content, when = [], {"created_at": "2021-03-09T22:16:08.728353Z", "updated_at": "2021-03-09T22:16:08.728378Z"}
     for i, task in enumerate(tasks):
-        of = {"from_name": "decision", "to_name": "sample", "type": "choices"}
-        chosen = labels[i].split() if i < len(labels) else []
-        results = [{"was_cancelled": one == "skip", "result": [{**of, "value": {"choices": [one]}}]} for one in chosen]
-        content.append({**task, "id": 500 + i, "annotations": results})
+        annotations = []
+        for number, one in enumerate(labels[i].split() if i < len(labels) else []):
+            control = {"id": f"Dx_aB91IS{number}", "from_name": "decision", "to_name": "sample", "type": "choices"}
+            result = [{**control, "origin": "manual", "value": {"choices": [one]}}]
+            relation = {"from_id": "a", "to_id": "b", "type": "relation", "direction": "right"}
+            annotation = {
+                "id": 1001 + number,
+                "completed_by": 10,
+                "result": [] if one == "skip" else [*result, relation],
+            }
+            state = {"was_cancelled": one == "skip", "ground_truth": False, "lead_time": 4.288, "result_count": 0}
+            annotations.append({**annotation, **state, **when, "task": 500 + i})
+        predictions = [{"created_ago": "3 hours", **own} for own in task.get("predictions", [])]
+        own = {"predictions": predictions, "annotations": annotations, "drafts": [], "meta": {}, "project": 83, **when}
+        content.append({**task, "id": 500 + i, **own})
     Path("export.json").write_text(json.dumps(content))
     return "export.json"
 
@@ -47,6 +58,8 @@ def test_tasks_say_what_the_filter_said_with_the_most_uncertain_first(
         (result,) = task["predictions"][0]["result"]
         assert (result["type"], result["value"]) == ("choices", {"choices": [label]})
         assert task["data"]["image"].startswith("data:image/png;base64,")
+    ids = [result["id"] for task in tasks for result in task["predictions"][0]["result"]]
+    assert len({*ids}) == len(tasks)  # Label Studio wants one for every result
     config = Path("label-studio.xml").read_text()
     assert {result["from_name"], result["to_name"]} <= {*re.findall(r'name="(\w+)"', config)}
     assert {*re.findall(r'value="\$(\w+)"', config)} <= tasks[0]["data"].keys()
@@ -81,7 +94,9 @@ def test_other_files_are_refused(tasks: list[dict[str, Any]], workspace: Workspa
         ([{"data": {"image": "a.png"}}], "", "task 500 was not written by `salcli review --to label-studio`"),
         ([{"filter": "x", "decision": "OOD"}], "", "export JSON, not JSON-MIN"),
         (with_data(filter="filter-sal-pi-0.1-0123456789abcdef"), "", "is about another project or another run of the"),
+        (with_data(index=10**6), "OOD", "is about wild sample 1000000, which does not exist; there are"),
         (tasks[:1], "OOD ID", "is labeled both OOD and ID; keep one of the annotations"),
+        (tasks[:1], "maybe", "is labeled maybe, and must be OOD or ID as in the labeling config"),
     ]:
         assert message in refused(*command, exported(given, labels), root=root)
     assert "these are tasks, not an export" in refused(*command, "label-studio.json", root=root)

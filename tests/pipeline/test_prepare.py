@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cli import files
+from helpers.compute import Watched
 from helpers.custom_images import SIZE, lay_out
 from helpers.quick import REPOSITORY
 from PIL import Image
@@ -256,3 +257,24 @@ def test_an_embedded_set_repeats_to_the_byte_and_an_image_to_the_bit_whatever_su
         rows.append(dict(zip(read_file_names(found), read_samples(found).array, strict=True)))
     assert 0 < len(rows[1]) < len(rows[0])
     assert all(rows[0][name].tobytes() == row.tobytes() for name, row in rows[1].items())
+
+
+@pytest.mark.parametrize("backbone", ["the same", "another"])
+def test_interrupted_embedding_resumes_to_the_same_bytes_with_the_same_backbone_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str
+) -> None:
+    photos, resumed = lay_out(tmp_path, n_wild=70), Workspace(tmp_path / "resumed")
+    monkeypatch.setattr("salcli.data.decoding.MOST_IN_BLOCK", 5)
+    embedded(tmp_path / "whole", photos)
+    before, watched = Tiny(), Watched()
+    if backbone == "another":
+        before.layers[0].bias = nn.Parameter(torch.ones(16))
+    with pytest.raises(KeyboardInterrupt):
+        prepare.prepare_set(resumed, custom_params(photos), "unlabeled", Watched(stop_after=42), embedder=before)  # type: ignore[arg-type]
+    kept = resumed.target(prepared_set("unlabeled").unfinished)
+    assert len([*kept.iterdir()]) == 7  # blocks of 5, but for the first, which tells backbones apart
+    prepare.prepare_set(resumed, custom_params(photos), "unlabeled", watched, embedder=Tiny())  # type: ignore[arg-type]
+    assert watched.skipped == (35 if backbone == "the same" else 0)
+    prepared = prepared_set("unlabeled").path
+    assert files(resumed.root)[prepared] == files(tmp_path / "whole")[prepared]
+    assert not kept.exists()

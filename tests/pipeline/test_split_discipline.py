@@ -19,8 +19,17 @@ from salcli.store.layout import Workspace, prepared_set
 RIVALS = ["woods"]
 
 
-def test_id_train_calibration_wild_id_test_ood_test_are_disjoint(workspace: Workspace, quick_params: Params) -> None:
-    """By content, not only by index: a sample that is twice in the source data must not be in two parts."""
+@pytest.mark.parametrize("mixing", ["disjoint", "recycle"])
+def test_id_train_calibration_wild_id_test_ood_test_are_disjoint(
+    mixing: str, workspace: Workspace, quick_params: Params
+) -> None:
+    """By content, not only by index: a sample that is twice in the source data must not be in two parts.
+
+    Recycled ID samples recur in the wild data, and only there.
+    """
+    data = quick_params.data.model_copy(update={"mixing": mixing})
+    for experiment in quick_params.experiments():
+        prepare.prepare_wild(workspace, data, experiment)
     id_set = read_samples(workspace.find(prepared_set(quick_params.data.id)))
     for experiment in quick_params.experiments():
         split, wild = read_id_split(workspace.find(experiment.split)), read_wild_set(workspace.find(experiment.wild))
@@ -35,6 +44,7 @@ def test_id_train_calibration_wild_id_test_ood_test_are_disjoint(workspace: Work
         }
         assert all(len(index) for index in roles.values())
         assert set(wild.source[wild.source < len(id_set)]) <= set(split.wild)
+        assert (len(set(wild.source)) < len(wild.source)) == (mixing == "recycle")
         for one, other in combinations(roles, 2):
             contents = [{sample.tobytes() for sample in everything[roles[role]]} for role in (one, other)]
             assert not contents[0] & contents[1], (one, other)

@@ -13,7 +13,9 @@ from helpers.stages import params_of
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from salcli.methods.base import IdTrained, built_in
+from salcli.detector import stage as detector
+from salcli.errors import ParamsError
+from salcli.methods.base import built_in
 from salcli.methods.contrastive import RotationClassifier
 from salcli.methods.step import StepNetwork
 from salcli.params.presets import default_text
@@ -23,9 +25,9 @@ from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
 from salcli.pipeline.inputs import id_samples, ood_test_samples
 from salcli.store.files import read_arrays
 from salcli.store.formats import read_network
-from salcli.store.layout import Experiment, Workspace
+from salcli.store.layout import TEST_SCORES, Experiment, Workspace
 
-ENCODERS = list(built_in(IdTrained))
+ENCODERS = ["csi", "knn-plus"]
 FEW_IMAGES = {"train": 0.08, "calibration": 0.08, "wild": 0.08, "test": 0.76}
 SMALL = Experiment(0, OOD, 0.3)
 CONTRAST = {
@@ -135,7 +137,7 @@ def test_scores_are_their_definitions_and_short_schedules_are_marked(own: Worksp
     params = params_of(own)
     done = evaluate.run(own, params, SMALL)
     assert list(done.metrics) == ["step", "msp", *ENCODERS]
-    scores = read_arrays(own.find(SMALL.evaluation("scores.h5")), evaluate.SCORES)
+    scores = read_arrays(own.find(SMALL.evaluation("scores.h5")), TEST_SCORES)
     sides = {
         "id": id_samples(own, params, "test", SMALL).rows.read(slice(0, 20)),
         "ood": ood_test_samples(own, params, SMALL).read(slice(0, 20)),
@@ -148,3 +150,26 @@ def test_scores_are_their_definitions_and_short_schedules_are_marked(own: Worksp
             np.testing.assert_allclose(scores[f"{name}/{side}"][:20], expected, rtol=1e-3, atol=2e-4)
     content = json.loads(own.find(SMALL.evaluation("metrics.json")).path.read_text())
     assert [name for name in done.metrics if content[name].get("short_schedule")] == ["step", *ENCODERS]
+
+
+def test_baselines_on_all_id_data_are_rows_of_their_own(own: Workspace) -> None:
+    """The network has seen the wild ID samples and those for calibration, and no test sample."""
+    rows = ["msp", "all-id", "msp@all-id", "odin@all-id", "knn@all-id"]
+    values = {"encoders": ["all-id"], "rivals": [], "methods.all-id.epochs": 2, "evaluate.methods": rows}
+    params = params_of(own, values)
+    train_ood.run_encoder(own, params, SMALL, "all-id")
+    parts = {part: id_samples(own, params, part, SMALL).rows for part in ("train", "calibration", "test", "all")}
+    assert {*parts["all"].index} > {*parts["train"].index, *parts["calibration"].index}
+    assert len(parts["all"]) + len(parts["test"]) == len(parts["all"].arrays[0])
+    assert not {*parts["all"].index} & {*parts["test"].index}
+    scores = evaluate.run(own, params, SMALL).scores
+    np.testing.assert_allclose(scores["msp@all-id"].id, scores["all-id"].id, rtol=1e-6)
+    assert abs(scores["msp@all-id"].id - scores["msp"].id).max() > 0.01
+    assert scores["all-id"].label == scores["msp@all-id"].label
+    assert [scores[row].label for row in rows[2:]] == [f"{name} (all ID data)" for name in ("MSP", "ODIN", "KNN")]
+    images, known = parts["test"].read(slice(0, 20)), parts["all"].read(slice(None))
+    with pytest.raises(ParamsError, match="all-id was trained on the calibration data, too"):
+        detector.run(own, params_of(own, values | {"detector.method": "all-id"}), SMALL)
+    with torch.inference_mode():
+        expected = expected_scores(stored_network(own, "all-id"), known, images)
+    np.testing.assert_allclose(scores["knn@all-id"].id[:20], expected, rtol=1e-3, atol=2e-4)

@@ -17,7 +17,7 @@ from salcli.pipeline.review import rows_for_review, write_review
 from salcli.pipeline.train_ood import TrainedNetwork
 from salcli.store.files import read_arrays
 from salcli.store.formats import read_candidates, read_network
-from salcli.store.layout import Workspace
+from salcli.store.layout import TEST_SCORES, Workspace
 
 RIVALS = [name for name in built_in(WildTrained) if name != "step"]  # test_train_encoder.py has the other
 ONE_EPOCH = {"train_ood.epochs": 1}
@@ -76,7 +76,7 @@ def test_rivals_are_trained_and_scored_beside_sal(workspace: Workspace) -> None:
         assert train_ood.run(workspace, params, EXPERIMENT, rival=rival).n_outliers == 642
     assert list(evaluate.run(workspace, params, EXPERIMENT).metrics) == ["sal", *RIVALS]
     images = ood_test_samples(workspace, params, EXPERIMENT).read(slice(None))
-    scores = read_arrays(workspace.find(EXPERIMENT.evaluation("scores.h5")), evaluate.SCORES)
+    scores = read_arrays(workspace.find(EXPERIMENT.evaluation("scores.h5")), TEST_SCORES)
     for rival in RIVALS:
         kind = built_in()[rival].network  # type: ignore[attr-defined]
         network = read_network(workspace.find(EXPERIMENT.network(rival)), kind)
@@ -85,7 +85,7 @@ def test_rivals_are_trained_and_scored_beside_sal(workspace: Workspace) -> None:
         energy = logits.exp().sum(1).log()
         if rival == "oe":
             expected = (logits.exp() / logits.exp().sum(1, keepdim=True)).amax(1)
-        elif rival == "energy-oe":
+        elif rival.startswith("energy"):
             expected = energy
         else:
             expected = -(network.outlier_line.weight.item() * energy + network.outlier_line.bias.item())

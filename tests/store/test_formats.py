@@ -93,7 +93,7 @@ def test_the_source_loads_nothing_that_could_run_code() -> None:
         Samples(np.zeros((0, 3, 4, 4), np.uint8)),
         Samples(np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32), np.arange(5)),
         # an attribute of HDF5 takes 64 kB and no more
-        Samples(np.zeros((3, 1, 1, 1)), np.arange(3), tuple(f"langer Name für {k}\udcff" for k in range(4000))),
+        Samples(np.zeros((3, 1, 1, 1), np.uint8), np.arange(3), tuple(f"lange Namen {k}\udcff" for k in range(4000))),
     ],
     ids=["empty", "vectors", "many long class names"],
 )  # fmt: skip

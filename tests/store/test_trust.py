@@ -2,9 +2,12 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -15,18 +18,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from salcli.engine.batches import Rows
-from salcli.errors import BadArtifactError, StorageError
+from salcli.errors import BadArtifactError, StorageError, UsageMistakeError
+from salcli.models.network import Classifier
 from salcli.store.files import (
+    NOT_SEALED,
     Found,
     Header,
+    _seal,
     locked,
     own_sibling,
     read_arrays,
+    read_header,
     read_tensors,
+    reading_json,
     write_arrays,
     write_tensors,
 )
-from salcli.store.formats import read_id_split
+from salcli.store.formats import read_id_split, read_network
 from salcli.store.layout import Workspace
 
 KIND = "test"
@@ -142,3 +150,75 @@ def test_verify_finds_a_flip_that_keeps_size_and_time(workspace: Workspace, monk
     found = salcli("verify")
     assert found.exit_code == 2
     assert f"{path} is damaged" in found.stdout
+
+
+def resealed(source: Path, target: Path, change: Callable[[h5py.File], None]) -> Found:
+    """A copy that someone changed, who knows about the checksum."""
+    shutil.copyfile(source, target)
+    with h5py.File(target, "r+") as file:
+        change(file)
+    with target.open("r+b") as raw:
+        raw.write(NOT_SEALED)
+    _seal(target)
+    return Found(target)
+
+
+def put(name: str, values: object) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file[name] = values
+
+    return change
+
+
+def claim(file: h5py.File) -> None:
+    del file["label"]
+    file.create_dataset("label", (10**12,), np.int64, chunks=(1000,))
+
+
+def point_outside(file: h5py.File) -> None:
+    del file["label"]
+    file.create_dataset("label", (3,), "u1", external=[("/etc/passwd", 0, 3)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("representation", claim, "label is not in the file: 8,000,000,000,000 bytes"),
+        ("representation", point_outside, "label is not in the file"),
+        ("representation", put("label", h5py.ExternalLink("/etc/passwd", "x")), "label is a link"),
+        ("representation", put("label", np.full(50, 10**12)), "50 of its 50 label numbers are not between 0 and 3"),
+        ("representation", put("feature", np.full((50, 6), 1e30, np.float32)), r"feature of 50 of 50 .*\(rows 0, 1"),
+        ("representation", put("logits", np.full((50, 4), np.nan, np.float32)), "logits of 50 of 50 samples is NaN"),
+        ("samples", put("images", np.zeros((9, 1, 0, 4), np.uint8)), "its samples are 9 × 1 × 0 × 4 of uint8"),
+        ("split", put("train", np.zeros((1, 3), int)), "its train are not a list of numbers from 0 on"),
+        ("wild", put("source", np.array([b"x"])), "its source are not a list of numbers from 0 on"),
+        ("candidates", put("index", np.array([1, 10**9])), "1 of its 2 candidates are not between 0 and 6"),
+        ("candidates", put("index", np.zeros(0, int)), "it has no candidates"),
+        ("candidates", put("wild_score", np.full(7, np.nan)), "7 of 7 numbers of wild_score are NaN or infinite"),
+    ],
+)
+def test_a_file_with_a_valid_checksum_is_not_trusted_either(
+    written: Path, readers: dict[str, Callable[[Found], Any]], tmp_path: Path,
+    kind: str, change: Callable[[h5py.File], None], message: str,
+) -> None:  # fmt: skip
+    with pytest.raises(BadArtifactError, match=message):
+        readers[kind](resealed(written / kind, tmp_path / "x.h5", change))
+
+
+def test_a_network_file_that_declares_more_than_it_holds_is_refused(written: Path, tmp_path: Path) -> None:
+    found, path = Found(written / "classifier"), tmp_path / "x"
+    header, tensors = read_header(found), read_tensors(found)
+    for key, value in (("backbone", "wrn-100000-1000"), ("backbone", "wrn-40-2"), ("n_classes", 10**12), ("std", [0])):
+        write_tensors(path, Header(header.kind, header.about, {**header.spec, key: value}), tensors)
+        with pytest.raises(BadArtifactError, match="does not fit its own description"):
+            read_network(Found(path), Classifier)
+
+
+def test_deep_json_and_pipes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(BadArtifactError, match="is damaged"), reading_json(Found(tmp_path / "deep.json")):
+        pass
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageMistakeError, match="is a pipe or a device"):
+        Found(tmp_path / "pipe")
