@@ -371,14 +371,12 @@ class Bank:
 
 
 def fine_tuned(
-    bank: Bank, weights: Path, ood: str, seed: int, is_candidate: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of the test samples by SAL's OOD classifier after 100 steps from the ResNet-20, as salcli trains it."""
-    images = {
-        name: np.load(bank.features / f"images-{name}.npy", mmap_mode="r")
-        for name in ("cifar10-train", "cifar10-test", ood)
-    }
-    parts, labels = bank.parts(ood, seed, 2000, 0.1, ""), bank.representation("cifar10-train").label
+    bank: Bank, weights: Path, seed: int, parts: dict[str, list], is_candidate: np.ndarray, *sides: str
+) -> list[np.ndarray]:
+    """Scores of some parts by SAL's OOD classifier after 100 steps from the ResNet-20, as salcli trains it."""
+    names = {"cifar10-train", *(name for own in parts.values() for name, _ in own)}
+    images = {name: np.load(bank.features / f"images-{name}.npy", mmap_mode="r") for name in names}
+    labels = bank.representation("cifar10-train").label
     wild = np.concatenate([images[name][index] for name, index in parts["wild"]])[is_candidate]
     torch.manual_seed(seed)
     network, ood_head = ResNet20().train(), nn.Linear(64, 1)
@@ -399,19 +397,21 @@ def fine_tuned(
         schedule.step()
     network.eval()
     scores = []
-    for name in ("id_test", "ood_test"):
+    for name in sides:
         chosen = np.concatenate([images[source][index] for source, index in parts[name]])[:N_TEST_ID]
         with torch.inference_mode():
             own = [ood_head(network(torch.from_numpy(chosen[i : i + 250]))) for i in range(0, len(chosen), 250)]
         scores.append(torch.cat(own).squeeze(1).double().numpy())
-    return scores[0], scores[1]
+    return scores
 
 
 def sal_rows(bank: Bank, weights: Path, ood: str, seed: int) -> Iterator[dict[str, Any]]:
-    deal = bank.deal(ood, seed)
-    yield from rows_of(
-        replace(deal, fitted=lambda is_candidate: fine_tuned(bank, weights, ood, seed, is_candidate)), bank.params, seed
-    )
+    parts = bank.parts(ood, seed, 2000, 0.1, "")
+
+    def fitted(is_candidate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return tuple(fine_tuned(bank, weights, seed, parts, is_candidate, "id_test", "ood_test"))  # type: ignore[return-value]
+
+    yield from rows_of(replace(bank.deal(ood, seed), fitted=fitted), bank.params, seed)
 
 
 # -- frozen features

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -42,15 +43,21 @@ def main() -> None:
     only, out, is_quick = (chosen.pop(name) for name in ("only", "out", "quick"))
     given = {name: value for name, value in chosen.items() if value is not None}
     sizes = replace(QUICK if is_quick else Sizes(), **given)
-    rows = [row for name in only or PARTS for row in in_new_process(measure, PARTS[name], sizes)]
+    rows, minutes = [], {}
+    for name in only or PARTS:
+        start = time.perf_counter()
+        rows += in_new_process(measure, PARTS[name], sizes)
+        minutes[name] = round((time.perf_counter() - start) / 60, 1)
     console = Console()
     console.print(_table(rows))
     out.mkdir(parents=True, exist_ok=True)
     machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    content = {"sizes": asdict(sizes), **machine, "rows": [{**asdict(row), "is_met": row.is_met} for row in rows]}
+    results = [{**asdict(row), "is_met": row.is_met} for row in rows]
+    content = {"sizes": asdict(sizes), **machine, "minutes": minutes, "rows": results}
     (out / "speed.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     _draw(rows, out / "speed.svg")
-    console.print(f"wrote {out / 'speed.json'}, {out / 'speed.svg'}", style="dim")
+    took = ", ".join(f"{name} {value} min" for name, value in minutes.items())
+    console.print(f"{took}; wrote {out / 'speed.json'}, {out / 'speed.svg'}", style="dim")
 
 
 def _table(rows: list[Row]) -> Table:

@@ -1,12 +1,13 @@
-"""The filter against dense SVDs, the growth of its time and memory, and the price of storing logits."""
+"""The filter against dense SVDs, the learned separator against τ, their growth, and the price of storing logits."""
 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,13 +19,15 @@ from benchmarks.speed.measuring import (
     Row,
     Sizes,
     Timed,
+    in_new_process,
     lowest_peak,
     peak_during,
     seconds_of,
-    seconds_text,
     side_by_side,
 )
+from salcli.methods.logits import Energy, GradNorm, Msp
 from salcli.methods.sal import labeled_gradients, tau, unlabeled_gradients
+from salcli.methods.separators import Learned, learn
 from salcli.pipeline import filter as filter_stage
 from salcli.pipeline.inputs import id_representation, wild_representation
 from salcli.sal.gradients import Factors, FactorSource, Gradients, Representation
@@ -54,18 +57,73 @@ def filtering(sizes: Sizes, folder: Path) -> Iterator[Row]:
         peaks = [lowest_peak(peak_of_filter, n, *shape, svd, repeats=2) for n in (4 * sizes.wild, sizes.wild)]
         yield Row.of_memory(f"filter, {svd}, peak memory at 4m / at m", *peaks)
 
-    big = sizes.big_wild, sizes.big_classes, sizes.big_features
-    peaks = []
-    seconds = seconds_of(lambda: peaks.append(lowest_peak(peak_of_filter, *big)))
-    yield Row(
-        what=f"filter, m {big[0]:,}, K {big[1]:,}, D {big[2]:,}, peak memory",
-        goal=Goal(1.5, at_most=True),
-        value=peaks[0].whole / 1024,
-        ours=f"{peaks[0].whole:.0f} MB",
-        baseline=f"{4 * big[0] * big[1] * big[2] / 1e9:,.0f} GB dense",
-        unit="GB",
-        note=f"{seconds_text(seconds)}, including the time to write its random representations",
+    yield _learning_against_tau(conditional, sizes, size)
+    yield from _at_scale(sizes)
+
+
+def _learning_against_tau(setup: Setup, sizes: Sizes, size: str) -> Row:
+    """The fits of all folds and penalties, the choice between them, and all scores."""
+    gradients, n_calibration = _gradients(setup), max(sizes.classes, sizes.wild // 10)
+
+    def once() -> None:
+        wild, calibration, id_train = gradients
+        tau(wild, [wild, calibration], id_train, sizes.classes, setup.params.filter)
+
+    timed = side_by_side(lambda: _learn(setup, n_calibration), once, sizes.repeats)
+    return Row.of_times(f"learned separator, {size} / τ", Goal(20, at_most=True), timed)
+
+
+def _at_scale(sizes: Sizes) -> Iterator[Row]:
+    """With a quarter of the samples, the ratios are those of m 400,000 over 100,000; it would take too long here."""
+    m, shape = sizes.big_wild, (sizes.big_classes, sizes.big_features)
+    n_calibration = max(shape[0], m // 40)
+    (*large, stored, read, computed), (*small, _, _, _) = (
+        in_new_process(costs_at_scale, n, n_calibration, *shape) for n in (m, m // 4)
     )
+    size = f"m {m:,} / {m // 4:,}, K {shape[0]:,}, D {shape[1]:,}"
+    for what, (seconds, peak), (less, lower) in zip(("filter", "learned separator"), large, small, strict=True):
+        yield Row.of_times(f"{what}, {size}, time", Goal(4.2, at_most=True), Timed([seconds], [less]))
+        yield Row.of_memory(f"{what}, {size}, peak memory", peak, lower)
+    whole = large[0][1].whole
+    yield Row(
+        what=f"filter, m {m:,}, K {shape[0]:,}, D {shape[1]:,}, peak memory",
+        goal=Goal(1.5, at_most=True),
+        value=whole / 1024,
+        ours=f"{whole:.0f} MB",
+        baseline=f"{4 * m * shape[0] * shape[1] / 1e9:,.0f} GB dense",
+        unit="GB",
+    )
+    numbers = 4 * sum(shape)
+    yield Row(
+        what=f"bytes of a sample on disk / its features and logits, K {shape[0]:,}, D {shape[1]:,}",
+        goal=Goal(1.01, at_most=True),
+        value=stored / numbers,
+        ours=f"{stored:,.0f} B",
+        baseline=f"{numbers:,} B",
+        note=f"to read both takes {1e6 * read:.3g} µs a sample, to compute its logits from the features and the head "
+        f"{1e6 * computed:.3g} µs, so logits are stored",
+    )
+
+
+def costs_at_scale(n_wild: int, n_calibration: int, n_classes: int, n_features: int) -> tuple[Any, ...]:
+    """Seconds and peak of the filter, then of the learned separator, whose calibration data do not grow.
+
+    Then of a stored sample: bytes, seconds to read it, and seconds to compute its logits instead.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        small = filter_project(Path(folder, "small"), 4 * n_classes, n_classes, n_features)
+        _filter(small), _learn(small, n_classes)  # all code is loaded
+        setup = filter_project(Path(folder, "large"), n_wild, n_classes, n_features)
+        costs = []
+        for run in (lambda: _filter(setup), lambda: _learn(setup, n_calibration)):
+            start = time.perf_counter()
+            peak = peak_during(run)
+            costs.append((time.perf_counter() - start, peak))
+        wild = wild_representation(setup.workspace, setup.experiment)
+        read = seconds_of(lambda: [len(chunk) for chunk in wild.chunks()]) / n_wild
+        features, weight = next(iter(wild.chunks())).feature, torch.rand(n_features, n_classes)
+        computed = min(seconds_of(lambda: features @ weight) for _ in range(3)) / len(features)
+        return *costs, wild.found.path.stat().st_size / n_wild, read, computed
 
 
 def peak_of_filter(n_wild: int, n_classes: int, n_features: int, svd: str = "class-conditional") -> Peak:
@@ -122,6 +180,15 @@ def _against_residuals_in_memory(setup: Setup, sizes: Sizes, size: str) -> Row:
         timed,
         note=f"from logits in memory, so without reading files: {without_files.times_longer:.3g} ×",
     )
+
+
+def _learn(setup: Setup, n_calibration: int) -> Learned:
+    """From features, logits and three scores of them."""
+    workspace, _, experiment = setup
+    wild = wild_representation(workspace, experiment)
+    calibration = id_representation(workspace, "calibration", experiment).take(torch.arange(n_calibration))
+    scores = {one.name: (-one.scores(wild), -one.scores(calibration)) for one in (Energy(), Msp(), GradNorm())}
+    return learn(wild, calibration, scores, experiment.seed)
 
 
 # -- the same scores in other ways

@@ -32,7 +32,7 @@ class Sizes:
     big_classes: int = 1000
     big_features: int = 2048
     scores: int = 10_000_000
-    photos: int = 256  # that are embedded
+    photos: int = 160  # that are embedded
     vectors: int = 27_778  # wild ones; as many ID samples as with CIFAR-10
     dimensions: int = 1280
     known: int = 25_000  # among which KNN looks
