@@ -1,7 +1,8 @@
 """Which separator finds the outliers in the wild data, and what does SAL learn from them?
 
     python benchmarks/separators.py FOLDER --real DATA --weights resnet20-cifar10.safetensors
-        [--embeddings VECTORS] [--seeds 5] [--part main calibration pi drift frozen embedded sal] [--show]
+        [--embeddings VECTORS] [--seeds 5] [--part main calibration pi drift frozen embedded sal]
+        [--show] [--figure FILE]
 
 Every cell (a part, an OOD set, a seed, …) is one file FOLDER/PART/CELL.json; what is there is not computed again, so a
 run that was stopped goes on. `--show` prints the tables of what is there.
@@ -62,7 +63,8 @@ OOD = ("fashion-mnist", "jigsaw", "mnist", "photo-patches", "blends")
 N_TEST_ID, N_OOD = 2600, 6000
 PARAMS = Path(__file__).parent.parent / "params.yaml"
 CPU = torch.device("cpu")
-TRUTH = "truth"
+TRUTH, AUTO = "truth", "auto"
+N_TUNED = 2  # seeds that the blend was tuned on
 N_STEPS, N_BATCH = 100, 64  # of fine-tuning; ID samples and as many candidates in a step
 FROZEN = ((400, 0.1), (100, 0.1), (400, 0.02))  # calibration samples, π
 PARTS = ("main", "calibration", "pi", "drift", "frozen", "embedded", "sal")
@@ -555,6 +557,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--show", action="store_true", help="print the tables of what is there")
+    parser.add_argument("--figure", type=Path, help="draw the main part, without the seeds that were tuned on")
     given = parser.parse_args()
     params, features = load_params(PARAMS)[0], given.folder / "features"
     if not given.show and {*given.part} - {"frozen", "embedded"}:
@@ -583,6 +586,26 @@ def main() -> None:
         found = [row for path in sorted((given.folder / part).glob("*.json")) for row in json.loads(path.read_text())]
         if found:
             print(tables(part, pd.DataFrame(found)))
+        if found and part == "main" and given.figure:
+            draw(pd.DataFrame(found), given.figure)
+
+
+def draw(found: pd.DataFrame, path: Path) -> None:
+    """Outliers missed on each OOD set by τ, the best single score in hindsight, and the separators."""
+    from matplotlib.figure import Figure
+
+    missed = 100 * found[found["seed"] >= N_TUNED].groupby(["score", "ood"])["err_out"].mean().unstack()[list(OOD)]
+    missed.loc["best"] = missed.drop(index=[COMMITTEE, LEARNED, AUTO, BLEND], errors="ignore").min()
+    rows = {TAU: "τ", "best": "best single score in hindsight", COMMITTEE: COMMITTEE, LEARNED: LEARNED, AUTO: AUTO}
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    axes, colors = figure.subplots(), ("C7", "C1", "C9", "C2", "C0")
+    for i, (row, label) in enumerate(rows.items()):
+        axes.bar(np.arange(len(OOD)) + (i - 2) * 0.16, missed.loc[row], 0.15, label=label, color=colors[i])
+    axes.set_xticks(range(len(OOD)), OOD)
+    axes.set_ylabel("outliers missed, %")
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def tables(part: str, found: pd.DataFrame) -> str:

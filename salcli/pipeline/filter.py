@@ -404,14 +404,16 @@ def compare(
 
 
 def _choice(trials: list[Trial], n_wild: int) -> int:
-    """The blend; where the wild data drift or there is none, the committee.
+    """The blend; where the wild data drift or there is none, the committee; where that drifts too, the score that finds
+    most of those that do not.
 
-    To take the score that finds most instead would favour one whose T happens to be low.
+    Among all, to take the score that finds most would favour one whose T happens to be low.
     """
     rows = [row for row, trial in enumerate(trials) if 0 < trial.n_candidates < n_wild] or [0]
     steady = [row for row in rows if trials[row].drift <= DRIFT] or [min(rows, key=lambda row: trials[row].drift)]
     by_name = {trials[row].score: row for row in steady}
-    return next((by_name[name] for name in (BLEND, COMMITTEE) if name in by_name), steady[0])
+    finds_most = max(steady, key=lambda row: trials[row].excess)
+    return next((by_name[name] for name in (BLEND, COMMITTEE) if name in by_name), finds_most)
 
 
 def _diagnosed(trial: Trial, scores: Scores, is_ood: Tensor | None) -> Trial:
