@@ -35,7 +35,7 @@ from separators import DRIFTS, OOD, PARAMS, Bank, extract_features, fine_tuned
 
 from salcli import Detector
 from salcli.detector import stage
-from salcli.detector.monitor import ALPHA, compare, looks_like
+from salcli.detector.monitor import ALPHA, judge_batch, looks_like
 from salcli.methods.base import Known, PostHoc, built_in
 from salcli.methods.sal import TAU, labeled_gradients, tau, unlabeled_gradients
 from salcli.methods.separators import blend, members, outlier_scores, tau_name, temperatures
@@ -43,10 +43,10 @@ from salcli.params.schema import load_params
 from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
 from salcli.sal.estimates import Estimates, estimated
-from salcli.sal.filter import score_threshold
 from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ID_QUANTILE, ood_metrics, threshold_that_keeps
 from salcli.sal.seeding import generator
+from salcli.sal.tau import score_threshold
 from salcli.store.files import read_arrays
 from salcli.store.layout import TEST_SCORES, Workspace
 
@@ -195,7 +195,7 @@ def resnet20(bank: Bank, weights: Path | None, ood: str, seed: int, drift: str =
         one, other = tau(both[0], both, labeled_gradients(train, own), wild.n_classes, own)
         scores[tau_name(temperature)] = one, other
     for name, member in members(params).items():
-        one, other = outlier_scores(name, member, known, [wild, calibration])
+        one, other = outlier_scores(member, known, [wild, calibration])
         scores[name] = one, other
     separated = {"sal": scores[TAU], "sal-auto": blend(wild, calibration, scores, seed)}
     for name, (of_wild, of_calibration) in separated.items():
@@ -225,7 +225,7 @@ def estimates_of(scores: Scores, names: list[str], incumbent: str, ood: str, see
 
 
 def _word(calibration: np.ndarray, batch: np.ndarray) -> str:
-    found = compare(calibration, batch, threshold_that_keeps(calibration, ID_QUANTILE))
+    found = judge_batch(calibration, batch, threshold_that_keeps(calibration, ID_QUANTILE))
     return looks_like(len(batch), found, ALPHA)
 
 

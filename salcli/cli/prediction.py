@@ -177,7 +177,7 @@ def monitor(
     device: Device = "auto",
     allow_import: AllowImport = False,
 ) -> None:
-    """Watch a stream of new data: the share of outliers in each batch, drift, and an alarm that is valid for ever.
+    """Watch a stream of new data: the share of outliers in each batch, drift, and an alarm that is valid at any time.
 
     Give the whole stream each time. Exit code 0, or 3 with --fail-on-alarm if there is an alarm, or 2 if nothing could
     be done.

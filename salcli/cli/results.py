@@ -72,7 +72,7 @@ def table(
     ] = False,
     estimates: Annotated[
         bool,
-        typer.Option("--estimates", help="Show what is estimated without labels beside what is measured."),
+        typer.Option("--estimates", help="Show estimates without labels, beside what is measured on the same OOD set."),
     ] = False,
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Show 95% intervals of FPR95 and AUROC over the test samples.")
@@ -128,14 +128,21 @@ def _compare_with_paper(params_file: Path, output_format: Format) -> None:
     from salcli.params.reading import read_yaml
     from salcli.params.schema import load_params
     from salcli.report.console import console
-    from salcli.report.paper import compare, compare_errors, errors_grid, matching_settings, paper_frame, paper_grids
+    from salcli.report.paper import (
+        beside_the_paper,
+        compare_errors,
+        errors_grid,
+        matching_settings,
+        paper_frame,
+        paper_grids,
+    )
     from salcli.report.results import Results, asked_for
     from salcli.store.layout import RUNS
 
     params, _ = load_params(params_file)
     matching_settings(params)  # whether there is anything to compare with, before anything is read
     folder, asked = params_file.parent / RUNS, asked_for(read_yaml(params_file))
-    comparisons = compare(Results.from_folder(folder, asked), params)
+    comparisons = beside_the_paper(Results.from_folder(folder, asked), params)
     errors = compare_errors(folder, asked, params)
     grids = paper_grids(comparisons, errors_grid(errors, params))
     if output_format is Format.rich:

@@ -27,7 +27,7 @@ from salcli.detector.predict import FORMAT_OF_SUFFIX, Say, choose_detector, find
 from salcli.errors import DataError, StorageError, UsageMistakeError, as_text, did_you_mean, printable
 from salcli.progress import Progress, Silent, Task
 from salcli.sal.metrics import is_below, p_values
-from salcli.sal.mixture import DRIFT, drift_of, share_of_outliers
+from salcli.sal.outlier_share import DRIFT, drift_of, share_of_outliers
 from salcli.store.files import fingerprint, write_text
 
 ALPHA = 0.01
@@ -37,7 +37,7 @@ SOME_DRIFT = 2.0  # standard errors; beyond DRIFT there is no doubt
 SEED = 0  # of the smoothing: another seed for each run would be another chance of a false alarm
 DAY, FILE = "day", "file"
 
-Scores = NDArray[np.float64]
+Values = NDArray[np.float64]
 
 # What a batch may look like, and what that means.
 EXPECTED, OUTLIERS, EITHER, MOVED = "as expected", "outliers", "outliers or drift", "drift"
@@ -95,7 +95,7 @@ class Monitoring:
     n_reference: int
     batches: list[Batch]
     alarm: Alarm | None
-    wealth: Scores = field(repr=False)  # log10 of the martingale after each sample of the stream
+    wealth: Values = field(repr=False)  # log10 of the martingale after each sample of the stream
 
     def write(self, path: Path) -> None:
         """As one JSON document, or with one line for each batch if the name ends in .jsonl."""
@@ -175,7 +175,7 @@ def monitor(
 def _monitored(
     loaded: Detector,
     path: Path,
-    scores: dict[str, Scores],
+    scores: dict[str, Values],
     unreadable: Counter[str],
     baseline: int,
     alpha: float,
@@ -198,7 +198,7 @@ def _monitored(
     found = []
     with progress.task("compare", len(names) - baseline, "batches") as task:
         for name in names[baseline:]:
-            found.append(compare(reference, scores[name], loaded.threshold))
+            found.append(judge_batch(reference, scores[name], loaded.threshold))
             task.advance(1)
     for key in ("p_value", "p_flagged"):
         tested = [one for one in found if key in one]
@@ -239,7 +239,7 @@ def _monitored(
     )
 
 
-def compare(reference: Scores, scores: Scores, threshold: float) -> dict[str, float]:
+def judge_batch(reference: Values, scores: Values, threshold: float) -> dict[str, float]:
     """What one batch says, before p-values are adjusted. A batch that is too small has only its test."""
     from scipy.stats import betabinom, ks_2samp
 
@@ -281,7 +281,7 @@ def looks_like(n: int, found: dict[str, float], alpha: float) -> str:
     return HIGHER if drift < -SOME_DRIFT else OTHER
 
 
-def _n_flagged(scores: Scores, threshold: float) -> int:
+def _n_flagged(scores: Values, threshold: float) -> int:
     return int(is_below(scores, threshold).sum())
 
 
@@ -296,9 +296,9 @@ class _Reader:
         self.column = date_column if by == DAY else None if by == FILE else by
         self.unreadable: Counter[str] = Counter()
         self.failed: dict[str, str] = {}  # the first samples that could not be used, and why
-        self._parts: dict[str, list[Scores]] = {}
+        self._parts: dict[str, list[Values]] = {}
 
-    def batches(self) -> dict[str, Scores]:
+    def batches(self) -> dict[str, Values]:
         """In the order of their first sample; days in their own order."""
         names = sorted(self._parts) if self.by == DAY else [*self._parts]
         return {name: np.concatenate([np.empty(0), *self._parts[name]]) for name in names}

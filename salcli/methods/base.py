@@ -33,9 +33,9 @@ from salcli.errors import ParamsError, SalError, unknown_name
 from salcli.models.custom import import_object
 from salcli.models.network import AsGiven, Classifier, NetworkSpec
 from salcli.progress import Progress, Silent
-from salcli.sal.filter import CPU
 from salcli.sal.gradients import Representation, RepresentationSource
 from salcli.sal.seeding import derived_seed
+from salcli.sal.tau import CPU
 
 # -- hyper-parameters
 

@@ -38,7 +38,6 @@ from salcli.methods.base import (
 from salcli.models.backbones import AUTO
 from salcli.models.network import OodClassifier
 from salcli.progress import Silent, Task
-from salcli.sal.filter import CPU, class_agnostic_scores, class_conditional_scores, reference_gradients
 from salcli.sal.gradients import (
     FactorSource,
     Gradients,
@@ -50,6 +49,7 @@ from salcli.sal.gradients import (
 from salcli.sal.objective import BinaryLoss, sal_objective
 from salcli.sal.seeding import generator
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
+from salcli.sal.tau import CPU, class_agnostic_scores, class_conditional_scores, reference_gradients
 
 TAU = "sal"  # the name of τ among the filter's scores
 BLEND, LEARNED, COMMITTEE = "blend", "learned", "committee"  # as AUTO, made of others: separators.py

@@ -40,7 +40,7 @@ from salcli.store.layout import TEST_SCORES, Experiment, Workspace
 
 N_BINS = 60
 ON_ALL = " (all ID data)"
-UNKNOWN = dict.fromkeys(field.name for field in fields(OodMetrics))
+NO_METRICS = dict.fromkeys(field.name for field in fields(OodMetrics))
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class Evaluated:
     def n_ood_test(self) -> int:
         return len(next(iter(self.scores.values())).ood)
 
-    def summary(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """The content of metrics.json."""
         rows: dict[str, dict[str, Any]] = {}
         for method, own in self.scores.items():
             metrics = self.metrics[method]
             rows[method] = {
                 "label": own.label,
-                **(asdict(metrics) if metrics else UNKNOWN),
+                **(asdict(metrics) if metrics else NO_METRICS),
                 "id_accuracy": own.id_accuracy,
             }
             if own.protocol:
@@ -294,7 +294,7 @@ def _write(result: Evaluated, about: dict[str, Any]) -> None:
     arrays = {f"{name}/{side}": getattr(own, side) for name, own in result.scores.items() for side in sides}
     scores, metrics, roc, histogram, *estimates = result.written
     write_arrays(scores, TEST_SCORES, arrays, about)
-    write_json(metrics, result.summary())
+    write_json(metrics, result.content())
     if result.estimates is not None:
         write_json(estimates[0], result.estimates.content())
     curves = [row for name, own in result.scores.items() if len(own.ood) for row in _roc_rows(name, own)]

@@ -32,6 +32,7 @@ from salcli.methods.sal import (
 )
 from salcli.methods.separators import (
     Learned,
+    Scores,
     Transforms,
     blend,
     check_finite,
@@ -57,7 +58,10 @@ from salcli.pipeline.inputs import (
     wild_samples,
 )
 from salcli.progress import Progress, Silent, Task
-from salcli.sal.filter import (
+from salcli.sal.metrics import ood_metrics
+from salcli.sal.outlier_share import DRIFT, drift_of
+from salcli.sal.seeding import generator
+from salcli.sal.tau import (
     SeparationErrors,
     discoveries_threshold,
     released_threshold,
@@ -65,15 +69,10 @@ from salcli.sal.filter import (
     separation_errors,
     working_quantiles,
 )
-from salcli.sal.metrics import ood_metrics
-from salcli.sal.mixture import DRIFT, drift_of
-from salcli.sal.seeding import generator
 from salcli.sal.unlabeled import CONFIDENCE, Verdict, partial_excess, resampled_excess, verdict
 from salcli.store.files import write_json
 from salcli.store.formats import Candidates, RepresentationFile, write_candidates
 from salcli.store.layout import Experiment, Workspace
-
-Scores = dict[str, tuple[Tensor, Tensor]]  # outlier scores of wild and of calibrating samples, by the score's name
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
     own, chosen = params.filter, params.filter.score
     if chosen == AUTO:
         scores = data.all_scores()
-        chosen, trials = compare(scores, data.ranks, own.threshold_quantile, experiment)
+        chosen, trials = choose_score(scores, data.ranks, own.threshold_quantile, experiment)
     else:
         found = data.scores(chosen)
         chosen = tau_name(float(own.temperature)) if chosen == TAU else chosen
@@ -370,7 +369,7 @@ def id_fit(id_train: RepresentationFile, calibration: RepresentationFile) -> IdF
     )
 
 
-def compare(
+def choose_score(
     scores: Scores, ranks: tuple[np.ndarray, np.ndarray], quantile: float, experiment: Experiment
 ) -> tuple[str, list[Trial]]:
     """The score to separate with, and the trials of all. `ranks` order the wild and the calibrating samples by content,

@@ -18,10 +18,10 @@ from salcli.methods.sal import TAU
 from salcli.params.schema import Params
 from salcli.pipeline.inputs import id_representation, known_truth, wild_representation
 from salcli.progress import Progress, Silent
-from salcli.sal.filter import reference_gradients, score_threshold
 from salcli.sal.gradients import Gradients, Representation
 from salcli.sal.seeding import generator
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
+from salcli.sal.tau import reference_gradients, score_threshold
 from salcli.sal.theory import (
     Discrepancy,
     ErrorCurve,

@@ -43,7 +43,7 @@ from salcli.models.pretrained import (
     load_pretrained,
 )
 from salcli.progress import Silent
-from salcli.project.estimate import (
+from salcli.project.cost import (
     SetSize,
     estimated_work,
     n_processes,

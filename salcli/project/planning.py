@@ -18,7 +18,7 @@ from salcli.models.pretrained import PRETRAINED
 from salcli.params.presets import Preset, resolved
 from salcli.params.schema import validated
 from salcli.progress import Progress
-from salcli.project.estimate import shown_time
+from salcli.project.cost import shown_time
 from salcli.project.looking import CustomData, look_at_data
 from salcli.project.networks import (
     FROM_SCRATCH,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from salcli.errors import BadArtifactError
+from salcli.errors import BadArtifactError, MissingArtifactError, printable
 from salcli.params.reading import read_yaml
 from salcli.progress import Progress, Silent
 from salcli.store.files import Found, check_seal
@@ -29,6 +29,10 @@ def verify(root: Path, progress: Progress | None = None) -> Verified:
     expected = _of_dvc(root / "dvc.lock")
     files = sorted(path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file())
     files = [path for path in files if not path.name.startswith(".")]
+    if not files and not expected:
+        raise MissingArtifactError(
+            f"{printable(root)} has no files of stages; name a project's folder, or run dvc repro there"
+        )
     problems, n_unknown = [], 0
     with (progress or Silent()).task("verify", sum(path.stat().st_size for path in files), "bytes") as task:
         for path in files:

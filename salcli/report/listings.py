@@ -21,7 +21,7 @@ from rich.text import Text
 from salcli.data.catalogue import DataSet, data_set
 from salcli.errors import ProjectError, printable
 from salcli.params.presets import Preset, resolved, text
-from salcli.project.estimate import estimated_gigabytes, estimated_images
+from salcli.project.cost import estimated_gigabytes, estimated_images
 from salcli.report.console import plain_table
 from salcli.report.results import Cell, Grid
 

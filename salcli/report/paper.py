@@ -1,4 +1,4 @@
-"""The paper's numbers (results.csv), which of its tables fit a params.yaml, and ours beside them."""
+"""The paper's numbers (paper.csv), which of its tables fit a params.yaml, and ours beside them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class PaperNumber:
 @cache
 def paper_numbers() -> tuple[PaperNumber, ...]:
     """All of them, in the paper's order."""
-    text = (files("salcli.report") / "results.csv").read_text(encoding="utf-8")
+    text = (files("salcli.report") / "paper.csv").read_text(encoding="utf-8")
     return tuple(
         PaperNumber(
             setting=Setting(line["table"], line["id"], line["backbone"], float(line["pi"]) if line["pi"] else None),
@@ -300,7 +300,7 @@ class Comparison:
     n_seeds: int
 
 
-def compare(results: Results, params: Params) -> list[Comparison]:
+def beside_the_paper(results: Results, params: Params) -> list[Comparison]:
     """Our results beside each table of the paper that fits params."""
     compared = [_compare(results, setting, params) for setting in matching_settings(params)]
     with_ours = [one for one in compared if any(row.n_seeds for row in one.rows)]

@@ -197,7 +197,8 @@ def filter_view(done: Sequence[Filtered], params: FilterParams) -> Group:
 
 
 def _filter_table(done: Sequence[Filtered], params: FilterParams) -> Table:
-    score = "the chosen score" if params.score == "auto" else score_label(params.score)
+    used = {result.candidates.score_name for result in done}  # of a variant, not the one of params.yaml's filter
+    score = score_label(used.pop()) if len(used) == 1 else "the chosen score"
     columns, which = _experiment_columns(result.experiment for result in done)
     above = f"the {params.threshold_quantile:g} quantile" if params.fdr is None else f"T for an FDR of {params.fdr:g}"
     table = plain_table(
@@ -249,7 +250,7 @@ def nothing_found(train_accuracy: float, calibration_accuracy: float | None) -> 
 
 def auto_table(result: Filtered) -> Table:
     """Every score of `filter.score: auto`, the best first."""
-    from salcli.sal.mixture import DRIFT
+    from salcli.sal.outlier_share import DRIFT
     from salcli.sal.unlabeled import N_RESAMPLES
 
     table = plain_table(

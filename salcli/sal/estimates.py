@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from salcli.sal.mixture import (
+from salcli.sal.outlier_share import (
     AT_95,
     DRIFT,
     KEPT,

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from salcli.sal.mixture import DRIFT, MOST_RESAMPLED, drift_of
+from salcli.sal.outlier_share import DRIFT, MOST_RESAMPLED, drift_of
 
 N_RESAMPLES = 200
 # A score is called better than another if it finds more in this share of the resamples.

@@ -15,7 +15,7 @@ from helpers.detectors import EXPERIMENT, id_images, random_detector, write_pngs
 
 from salcli import Detector
 from salcli.detector import decisions as d
-from salcli.detector.monitor import EITHER, EXPECTED, HIGHER, MOVED, OUTLIERS, compare, looks_like
+from salcli.detector.monitor import EITHER, EXPECTED, HIGHER, MOVED, OUTLIERS, judge_batch, looks_like
 from salcli.sal.metrics import p_values, threshold_that_keeps
 
 ALPHA = 0.05
@@ -130,7 +130,7 @@ def test_drift_is_told_from_outliers_and_the_share_of_outliers_lies_in_its_inter
     rng, said, covered = np.random.default_rng(5), [], []
     for _ in range(40):
         reference = rng.normal(size=1000)
-        found = compare(reference, batch(rng, 1000, **change)[0], threshold_that_keeps(reference, 0.95))
+        found = judge_batch(reference, batch(rng, 1000, **change)[0], threshold_that_keeps(reference, 0.95))
         said.append(looks_like(1000, found, 0.01) in words)
         covered.append(found["pi_low"] <= change.get("pi", 0.0) <= found["pi_high"])
     assert np.mean(said) >= 0.9
@@ -149,7 +149,7 @@ def test_changed_id_images_are_drift_and_strange_ones_are_outliers(built: Path) 
         ({MOVED, EITHER}, noisy),
         ({OUTLIERS}, np.concatenate([images, strange])),
     ):
-        found = compare(reference, detector(batch_of_images).scores.astype(np.float64), detector.threshold)
+        found = judge_batch(reference, detector(batch_of_images).scores.astype(np.float64), detector.threshold)
         assert looks_like(len(batch_of_images), found, 0.01) in words
 
 

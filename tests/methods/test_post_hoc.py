@@ -33,8 +33,8 @@ from salcli.methods.features import (
 from salcli.methods.logits import Energy, Gen, MaxLogit, Msp, energy, gradnorm, msp
 from salcli.methods.sal import FilterParams, SalPostHoc, labeled_gradients, unlabeled_gradients
 from salcli.models.network import AsGiven
-from salcli.sal.filter import class_conditional_scores
 from salcli.sal.gradients import Gradients, Representation
+from salcli.sal.tau import class_conditional_scores
 
 SEEDS = st.integers(0, 10_000)
 Matrix = Callable[..., Tensor]

@@ -28,9 +28,9 @@ from salcli.methods.separators import (
     learn,
     ranks_by_content,
 )
-from salcli.pipeline.filter import Trial, compare
-from salcli.sal.filter import score_threshold
+from salcli.pipeline.filter import Trial, choose_score
 from salcli.sal.gradients import Representation
+from salcli.sal.tau import score_threshold
 from salcli.sal.unlabeled import NormalQuantiles
 
 FILTER = FilterParams(
@@ -67,7 +67,7 @@ def committee_of(scores: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tens
 def choice(
     scores: dict[str, tuple[Tensor, Tensor]], wild: Representation, calibration: Representation
 ) -> tuple[str, list[Trial]]:
-    return compare(scores, (ranks_by_content(wild, 0), ranks_by_content(calibration, 0)), 0.95, EXPERIMENT)
+    return choose_score(scores, (ranks_by_content(wild, 0), ranks_by_content(calibration, 0)), 0.95, EXPERIMENT)
 
 
 def test_the_committee_is_the_mean_of_normal_quantiles_of_its_members() -> None:

@@ -15,7 +15,7 @@ from salcli.params.reading import edited, read_yaml
 from salcli.params.schema import load_params, validated
 
 REPOSITORY = Path(__file__).parents[2]
-RESULTS = [*csv.DictReader((files("salcli.report") / "results.csv").read_text(encoding="utf-8").splitlines())]
+RESULTS = [*csv.DictReader((files("salcli.report") / "paper.csv").read_text(encoding="utf-8").splitlines())]
 # the paper describes the second and reports no numbers; the others are Table 1 in a protocol of their own
 WITHOUT_RESULTS = {DEFAULT, "global-reference", "paper-text", "released"}
 OF_THE_PAPER = [name for name in presets() if name not in WITHOUT_RESULTS]

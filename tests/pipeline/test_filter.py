@@ -25,7 +25,7 @@ from salcli.methods.sal import FilterParams
 from salcli.params.schema import Params, separators
 from salcli.pipeline import filter as filter_stage
 from salcli.pipeline import theory, train_ood
-from salcli.pipeline.filter import Filtered, compare
+from salcli.pipeline.filter import Filtered, choose_score
 from salcli.pipeline.inputs import classifier
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.seeding import generator
@@ -273,12 +273,12 @@ def test_auto_takes_the_blend_or_what_has_not_drifted() -> None:
     ramp, ranks = torch.linspace(0, 1, 400).double(), (np.arange(400), np.arange(400))
     some, moved = torch.where(ramp > 0.8, ramp + 1, ramp), ramp.sqrt()
     scores = {"energy": (some, ramp), "committee": (ramp, ramp), "blend": (some, ramp)}
-    chosen, trials = compare(scores, ranks, 0.95, EXPERIMENT)
+    chosen, trials = choose_score(scores, ranks, 0.95, EXPERIMENT)
     assert chosen == "blend"
     assert [trial.n_candidates for trial in trials] == [80, 20, 80]
-    assert compare({**scores, "blend": (moved, ramp)}, ranks, 0.95, EXPERIMENT)[0] == "committee"
+    assert choose_score({**scores, "blend": (moved, ramp)}, ranks, 0.95, EXPERIMENT)[0] == "committee"
     drifted = {"committee": (moved, ramp), "blend": (ramp + 5, ramp), "msp": (some, ramp)}
-    assert compare(drifted, ranks, 0.95, EXPERIMENT)[0] == "msp"
+    assert choose_score(drifted, ranks, 0.95, EXPERIMENT)[0] == "msp"
 
 
 # --- fdr

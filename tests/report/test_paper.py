@@ -15,7 +15,7 @@ from salcli.params.schema import Params, validated
 from salcli.report.paper import (
     ComparedRow,
     Comparison,
-    compare,
+    beside_the_paper,
     compare_errors,
     errors_grid,
     matching_settings,
@@ -75,7 +75,7 @@ def main_table() -> Comparison:
         ("places365", "knn"): [(80.00, 70.00, 76.0), (81.00, 71.00, 77.0)],
     }
     runs = {(ood, seed, method): one for (ood, method), both in values.items() for seed, one in enumerate(both)}
-    [comparison] = compare(results(runs), params_of("main-cifar100"))
+    [comparison] = beside_the_paper(results(runs), params_of("main-cifar100"))
     return comparison
 
 
@@ -147,7 +147,7 @@ def test_only_an_average_over_all_of_the_papers_sets_is_compared(main_table: Com
     assert main_table.not_evaluated == ["lsun-c", "lsun-r", "textures"]
     runs = {(ood, seed, "sal"): (float(i + seed), 99.0, 70.0) for i, ood in enumerate(FIVE_SETS) for seed in (0, 1)}
     lacking = ("svhn", 2, "sal")  # a seed that lacks the other sets
-    [comparison] = compare(results({**runs, lacking: (90.0, 9.0, 7.0)}), params_of("main-cifar100"))
+    [comparison] = beside_the_paper(results({**runs, lacking: (90.0, 9.0, 7.0)}), params_of("main-cifar100"))
     average = row(comparison, "average", "SAL: held out")
     cell = average.pairs["fpr95"]
     assert (cell.ours, cell.paper, cell.difference) == pytest.approx((2.5, 1.88, 0.62))
@@ -158,8 +158,8 @@ def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
     """TIN crop in the wild and TIN crop as test is not what the paper reports for TIN crop."""
     same = results({("tin-crop", 0, "sal"): (1.0, 99.0, 70.0)})
     with pytest.raises(MissingArtifactError, match=r"none of the paper's OOD sets is evaluated yet \(tin-resize"):
-        compare(same, params_of("unseen-tin"))
-    [comparison] = compare(
+        beside_the_paper(same, params_of("unseen-tin"))
+    [comparison] = beside_the_paper(
         results({("tin-crop", 0, "sal"): (40.0, 90.0, 70.0)}, unseen="tin-resize"), params_of("unseen-tin")
     )
     assert row(comparison, "tin-resize", "SAL: held out").pairs["fpr95"].difference == pytest.approx(-3.11)
@@ -185,7 +185,9 @@ def test_the_table_shows_the_differences_and_what_is_compared_in_every_format(ma
     frame = paper_frame([main_table])
     [line] = frame[(frame["ood"] == "svhn") & (frame["method"] == "SAL: held out")].to_dict("records")
     assert (line["table"], line["n_seeds"], line["fpr95_difference"]) == ("main-cifar100", 2, pytest.approx(0.08))
-    [short] = compare(results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)}), params_of("main-cifar100", train_ood__epochs=3))
+    [short] = beside_the_paper(
+        results({("svhn", 0, "sal"): (1.0, 99.0, 70.0)}), params_of("main-cifar100", train_ood__epochs=3)
+    )
     assert "Short schedule: train_ood.epochs 3 instead of 100" in said(short)
 
 
@@ -199,7 +201,7 @@ def test_no_number_of_ours_stands_beside_the_papers_without_its_protocol() -> No
     assert our_methods("MSP", params) == methods[3:]
     assert our_methods("SAL (c=2)", params_of("singular-vectors")) == ["sal-2"]
     runs = {("svhn", 0, name): (float(i), 99.0, 70.0) for i, name in enumerate(methods)}
-    [comparison] = [one for one in compare(results(runs), params) if one.setting.table == "main-cifar100"]
+    [comparison] = [one for one in beside_the_paper(results(runs), params) if one.setting.table == "main-cifar100"]
     names = ["SAL: held out", "SAL: paper's text", "SAL: released code", "MSP", "MSP, all ID"]
     assert [row(comparison, "svhn", name).pairs["fpr95"].ours for name in names] == [0, 1, 2, 3, 4]
     assert not [one.method for one in comparison.rows if one.method == "SAL"]
@@ -207,7 +209,7 @@ def test_no_number_of_ours_stands_beside_the_papers_without_its_protocol() -> No
     for preset_name in ("gradnorm-filter", "random-labels", "singular-vectors"):
         own = params_of(preset_name)
         found = results({(ood, 0, one): (1.0, 99.0, 70.0) for ood in own.data.ood for one in own.evaluate.methods})
-        assert all(": " in one.method for each in compare(found, own) for one in each.rows)
+        assert all(": " in one.method for each in beside_the_paper(found, own) for one in each.rows)
 
 
 def test_the_errors_of_the_filter_are_compared_by_pi(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from salcli.params.presets import default_params
 from salcli.params.schema import validated
 from salcli.pipeline.filter import Filtered, IdFit
 from salcli.report.stage_tables import filter_view, two_histograms
-from salcli.sal.filter import SeparationErrors
+from salcli.sal.tau import SeparationErrors
 from salcli.store.formats import Candidates
 from salcli.store.layout import Experiment
 

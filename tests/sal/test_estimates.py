@@ -6,7 +6,7 @@ from scipy.stats import norm
 
 from salcli.sal.estimates import NO_HOLDOUT, Estimates, estimated
 from salcli.sal.metrics import ood_metrics, threshold_that_keeps
-from salcli.sal.mixture import AT_95, KEPT, resampled
+from salcli.sal.outlier_share import AT_95, KEPT, resampled
 
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from salcli.sal.filter import separation_errors
 from salcli.sal.gradients import Factors, mean_gradient
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
+from salcli.sal.tau import separation_errors
 from salcli.sal.theory import (
     GradientView,
     contamination,

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from salcli.sal.filter import discoveries_threshold, score_threshold
 from salcli.sal.metrics import p_values
+from salcli.sal.tau import discoveries_threshold, score_threshold
 from salcli.sal.unlabeled import (
     QUANTILES,
     NormalQuantiles,

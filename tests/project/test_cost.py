@@ -9,8 +9,8 @@ from helpers.cli import process
 
 from salcli.params.presets import preset, resolved
 from salcli.params.reading import read_yaml
-from salcli.project import estimate
-from salcli.project.estimate import estimated_images
+from salcli.project import cost
+from salcli.project.cost import estimated_images
 from salcli.project.init import create
 
 
@@ -35,4 +35,4 @@ def test_work_is_counted_as_by_hand() -> None:
 def test_stages_are_counted_as_dvc_does(tmp_path: Path) -> None:
     create(tmp_path, preset("default"), {"seeds": [0, 1, 2], "data.test_ood": ["textures"], "rivals": ["oe"]})
     listed = process(sys.executable, "-m", "dvc", "stage", "list", "--name-only", cwd=tmp_path).stdout.split()
-    assert estimate.n_processes(read_yaml(tmp_path / "params.yaml")) == len(listed)
+    assert cost.n_processes(read_yaml(tmp_path / "params.yaml")) == len(listed)

@@ -16,14 +16,14 @@ from torch import Tensor
 from salcli.errors import ThresholdError
 from salcli.pipeline.filter import _threshold
 from salcli.sal import spectrum
-from salcli.sal.filter import (
+from salcli.sal.gradients import Factors, mean_gradient
+from salcli.sal.tau import (
     class_agnostic_scores,
     class_conditional_scores,
     reference_gradients,
     score_threshold,
     separation_errors,
 )
-from salcli.sal.gradients import Factors, mean_gradient
 
 N_CLASSES, N_FEATURES = 4, 5  # K·D is 20
 CLASSES = range(N_CLASSES)

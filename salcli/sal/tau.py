@@ -1,4 +1,7 @@
-"""The filter (Section 3.1): outlier scores τ of gradients, the threshold T, and the errors of the separation."""
+"""The formulas of the filter (Section 3.1): τ of gradients, the threshold T, and the errors of the separation.
+
+methods/sal.py computes τ as params.yaml says, also of new samples; pipeline/filter.py takes the candidates.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from salcli.sal.spectrum import ALONE, CentredGradients, Workers, top_singular_v
 CPU = torch.device("cpu")
 
 
-def outlier_scores(G: CentredGradients, V: Float[Tensor, "v k d"], n_vectors: int) -> Float[Tensor, " n"]:
+def tau_scores(G: CentredGradients, V: Float[Tensor, "v k d"], n_vectors: int) -> Float[Tensor, " n"]:
     """Eq. 6: τ_i = ⟨g_i − ∇̄, v⟩²; for several vectors the mean of the squared projections.
 
     The mean is over `n_vectors` even where V has fewer: along the missing directions all wild gradients are zero.
@@ -45,7 +48,7 @@ def class_agnostic_scores(
     Computed on the device that the reference is on.
     """
     V = top_singular_vectors(CentredGradients(spectrum_of, reference, workers), n_vectors)
-    return [outlier_scores(CentredGradients(source, reference, workers), V, n_vectors).cpu() for source in sources]
+    return [tau_scores(CentredGradients(source, reference, workers), V, n_vectors).cpu() for source in sources]
 
 
 def class_conditional_scores(
