@@ -201,26 +201,28 @@ def _filter_table(done: Sequence[Filtered], params: FilterParams) -> Table:
     score = score_label(used.pop()) if len(used) == 1 else "the chosen score"
     columns, which = _experiment_columns(result.experiment for result in done)
     above = f"the {params.threshold_quantile:g} quantile" if params.fdr is None else f"T for an FDR of {params.fdr:g}"
+    has_truth = any(result.errors for result in done)
+    of_truth = ["precision", "ERR_in", "ERR_out"] if has_truth else []  # else all of them are unknown
+    notes = ["est. prec.: precision (outliers among the candidates, 1 − contamination), estimated without the truth."]
+    if has_truth:
+        notes.append(
+            "ERR_in: wild ID taken for outliers; ERR_out: wild OOD missed (compared with the truth afterwards)."
+        )
     table = plain_table(
         f"Candidate outliers: {score} above {above}",
-        *columns, "T", "candidates", "of wild", "precision", "est.", "ERR_in", "ERR_out", "ID acc.",
-        caption=[
-            "precision: outliers among the candidates, 1 − contamination; est.: estimated without the truth.",
-            "ERR_in: wild ID taken for outliers; ERR_out: wild OOD missed (compared with the truth afterwards).",
-            "ID acc.: on calibration data.",
-        ],
+        *columns, "T", "candidates", "of wild", "est. prec.", *of_truth, "ID acc.",
+        caption=[*notes, "ID acc.: on calibration data."],
     )  # fmt: skip
     for result in done:
         errors = result.errors
+        known = [errors.precision, errors.err_in, errors.err_out] if errors else [None] * len(of_truth)
         table.add_row(
             *which(result.experiment),
             f"{result.candidates.threshold:.4g}",
             f"{len(result.candidates.index):,}",
             f"{len(result.candidates.wild_score):,}",
-            share_text(errors.precision if errors else None),
             share_text(result.estimated_precision),
-            share_text(errors.err_in if errors else None),
-            share_text(errors.err_out if errors else None),
+            *map(share_text, known),
             share_text(result.fit.calibration_accuracy),
         )
     return table
