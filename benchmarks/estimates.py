@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import norm, spearmanr
-from separators import DRIFTS, OOD, PARAMS, Bank, extract_features, fine_tuned
+from separators import DRIFTS, OOD, PARAMS, Bank, arguments, extract_features, fine_tuned
 
 from salcli import Detector
 from salcli.detector import stage
@@ -294,15 +294,7 @@ def runs(part: str, given: argparse.Namespace) -> Iterator[tuple[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--real", type=Path, help="the folder of the data sets")
-    parser.add_argument("--weights", type=Path, help="of the ResNet-20")
-    parser.add_argument("--embeddings", type=Path, help="the folder of the frozen features")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--show", action="store_true", help="print the tables of what is there")
-    given = parser.parse_args()
+    given = arguments(__doc__, PARTS).parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if not given.show and {"resnet20", "drift"} & {*given.part}:
         extract_features(given.real, given.weights, given.folder / "features", with_images="resnet20" in given.part)

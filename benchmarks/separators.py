@@ -548,15 +548,21 @@ def cases(part: str, n_seeds: int, embeddings: Path | None) -> Iterator[dict[str
                 yield from ({**usual, "drift": drift} for drift in DRIFTS)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(doc: str | None, parts: tuple[str, ...]) -> argparse.ArgumentParser:
+    """Of a benchmark whose cells are files; benchmarks/estimates.py takes the same."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--real", type=Path, help="the folder of the data sets")
     parser.add_argument("--weights", type=Path, help="of the ResNet-20")
     parser.add_argument("--embeddings", type=Path, help="the folder of the frozen features")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--part", nargs="+", default=list(parts), choices=parts)
     parser.add_argument("--show", action="store_true", help="print the tables of what is there")
+    return parser
+
+
+def main() -> None:
+    parser = arguments(__doc__, PARTS)
     parser.add_argument("--figure", type=Path, help="draw the main part, without the seeds that were tuned on")
     given = parser.parse_args()
     params, features = load_params(PARAMS)[0], given.folder / "features"
