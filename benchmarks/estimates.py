@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import norm, spearmanr
-from separators import DRIFTS, OOD, PARAMS, Bank, arguments, extract_features, fine_tuned
+from separators import DRIFTS, PARAMS, Bank, arguments, extract_features, fine_tuned
 
 from salcli import Detector
 from salcli.detector import stage
@@ -59,6 +59,8 @@ NAMES = {"fpr95": "FPR95", "auroc": "AUROC"}
 N_DEALS, N = 40, 600
 PARTS = ("synthetic", "projects", "resnet20", "drift")
 HOLDOUT, CLOSE = 0.2, 3.0  # share of the wild data; points of FPR95
+TESTED = ("id", "ood", "calibration", "held")  # what SAL scores, of the parts of the ResNet-20
+HEADS = {"sal": "random", "sal-auto": "fitted"}  # as in params.yaml
 SIDES = ("id", "ood", "calibration", "wild")
 SHARES = {"train": 0.25, "calibration": 0.1, "wild": 0.45, "test": 0.2}
 CHANGED = (*DRIFTS, "none")
@@ -200,7 +202,7 @@ def resnet20(bank: Bank, weights: Path | None, ood: str, seed: int, drift: str =
     separated = {"sal": scores[TAU], "sal-auto": blend(wild, calibration, scores, seed)}
     for name, (of_wild, of_calibration) in separated.items():
         is_candidate = of_wild > score_threshold(of_calibration[~of_calibration.isnan()], 0.95)
-        own = fine_tuned(bank, weights, seed, parts, is_candidate.numpy(), "id", "ood", "calibration", "held")
+        own = fine_tuned(bank, weights, seed, parts, is_candidate.numpy(), *TESTED, head=HEADS[name])
         found |= {f"{name}/{side}": values for side, values in zip(SIDES, own, strict=True)}
     return found
 
@@ -285,7 +287,7 @@ def runs(part: str, given: argparse.Namespace) -> Iterator[tuple[str, Any]]:
             for ood in ("digits-8-9", "photo-patches", *(("near", "far") if given.embeddings else ())):
                 folder = given.folder / part / f"{ood}_{seed}"
                 yield f"{ood}_{seed}", partial(project, folder, ood, seed, given.embeddings)
-        for ood in OOD if part == "resnet20" else ():
+        for ood in given.ood if part == "resnet20" else ():
             yield f"{ood}_{seed}", partial(resnet20, bank, given.weights, ood, seed)
         for drift in CHANGED if part == "drift" else ():
             changed = "" if drift == "none" else drift
@@ -297,7 +299,10 @@ def main() -> None:
     given = arguments(__doc__, PARTS).parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if not given.show and {"resnet20", "drift"} & {*given.part}:
-        extract_features(given.real, given.weights, given.folder / "features", with_images="resnet20" in given.part)
+        with_images, with_drift = "resnet20" in given.part, "drift" in given.part
+        extract_features(
+            given.real, given.weights, given.folder / "features", with_images=with_images, with_drift=with_drift
+        )
     for part in given.part:
         if part == "synthetic":
             synthetic(given.folder / "estimates.png")

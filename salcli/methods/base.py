@@ -297,7 +297,14 @@ class Start:
 
     def logits(self, network: Classifier, rows: Rows) -> Tensor:
         """Class logits of all rows, in evaluation mode."""
-        batches = in_batches(network, network.forward, rows, self.batch_size, self.compute, Silent())
+        return self._outputs(network, network.forward, rows)
+
+    def features(self, network: Classifier, rows: Rows) -> Tensor:
+        """Features of all rows, in evaluation mode."""
+        return self._outputs(network, network.features, rows)
+
+    def _outputs(self, network: Classifier, outputs: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
+        batches = in_batches(network, outputs, rows, self.batch_size, self.compute, Silent())
         return torch.cat([batch for (batch,) in batches])
 
     def fine_tuning(

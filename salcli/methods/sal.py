@@ -54,6 +54,8 @@ from salcli.sal.tau import CPU, class_agnostic_scores, class_conditional_scores,
 TAU = "sal"  # the name of τ among the filter's scores
 BLEND, LEARNED, COMMITTEE = "blend", "learned", "committee"  # as AUTO, made of others: separators.py
 SOFTENED = 100.0  # the temperature of the second τ among them
+START_PENALTY = 2e-3  # of the OOD head that fine-tuning starts from, relative to the variance of the features
+MOST_TO_START = 50_000  # samples of a side that it is fitted to
 MOST_NUMBERS = 100_000_000  # in the singular vectors of a detector's file: 0.8 GB
 
 
@@ -108,6 +110,7 @@ class TrainOodParams(TrainParams):
     penalty: Penalty
     loss: BinaryLoss
     loss_weight: Positive
+    head: Literal["random", "fitted"]
     candidate_id: bool
     review: Annotated[str, Field(min_length=1)] | None
 
@@ -320,6 +323,8 @@ class Sal(WildTrained):
             return network
         with start.random(f"train-ood/{start.ood}") as generator:
             network = OodClassifier.on_top_of(start.classifier)
+            if self.params.head == "fitted":
+                self._fit_head(start, network, others)
             objective = partial(_objective, loss_weight=self.params.loss_weight, loss=self.params.loss)
             run = start.fine_tuning(network, others, generator, objective=objective)
             # what counts is what a review says, not where it is stored
@@ -337,8 +342,29 @@ class Sal(WildTrained):
         device = start.compute.device
         return network, FullFit(network.ood_head, network.features, examples, self.params.penalty, start.seed, device)
 
+    def _fit_head(self, start: Start, network: OodClassifier, others: Mapping[str, Rows]) -> None:
+        rng, features = generator(start.seed, f"rows of the OOD head, {start.ood}"), {}
+        for name, rows in {"training": start.training.rows, **others}.items():
+            chosen = rows.select(np.sort(rng.permutation(len(rows))[:MOST_TO_START]))
+            features[name] = start.features(network, chosen)
+        outliers = features.pop("outliers")
+        fit_head(network.ood_head, torch.cat([*features.values()]), outliers, start.compute.device)
+
     def score(self, network: OodClassifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return outputs[1].double()
+
+
+def fit_head(
+    head: nn.Linear, known: Float[Tensor, "n d"], outliers: Float[Tensor, "m d"], device: torch.device
+) -> None:
+    """Fit the OOD head to features that stay as they are.
+
+    A short fine-tuning is over before a random head is fitted: docs/experiments/separators.md.
+    """
+    features = torch.cat([known, outliers]).numpy()
+    examples = Examples.of_two_sides(Rows((features,), np.arange(len(features))), np.arange(len(features)) < len(known))
+    penalty = START_PENALTY * float(features.var(axis=0).mean())
+    FullFit(head, nn.Identity(), examples, penalty, 0, device).run(Silent())
 
 
 def _objective(network: nn.Module, batch: Batch, *, loss_weight: float, loss: BinaryLoss) -> BatchResult:

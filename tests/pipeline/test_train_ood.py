@@ -7,12 +7,14 @@ import torch
 from helpers.compute import Watched
 from helpers.quick import EXPERIMENT
 from helpers.stages import params_of
+from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import cross_entropy
 
 from salcli.methods.base import WildTrained, built_in
+from salcli.methods.sal import START_PENALTY
 from salcli.models.network import Classifier, OodClassifier
 from salcli.pipeline import evaluate, train_ood
-from salcli.pipeline.inputs import classifier, id_samples, ood_test_samples
+from salcli.pipeline.inputs import classifier, id_samples, ood_test_samples, wild_samples
 from salcli.pipeline.review import rows_for_review, write_review
 from salcli.pipeline.train_ood import TrainedNetwork
 from salcli.store.files import read_arrays
@@ -66,7 +68,33 @@ def test_a_review_changes_what_sal_learns_from_and_is_noted(workspace: Workspace
     assert same(train(workspace, None, values)[1], usual)
 
 
+def test_a_fitted_head_is_the_logistic_regression_that_fine_tuning_starts_from(workspace: Workspace) -> None:
+    _, network, _ = train(workspace, None, {"train_ood.head": "fitted", "train_ood.lr": 1e-12})
+    params, start = params_of(workspace), classifier(workspace, EXPERIMENT)
+    training = id_samples(workspace, params, "train", EXPERIMENT).rows
+    candidates = read_candidates(workspace.find(EXPERIMENT.candidates)).is_candidate
+    with torch.inference_mode():
+        sides = [
+            start.features(rows.read(slice(None))).double().numpy()
+            for rows in (training, wild_samples(workspace, params, EXPERIMENT).select(candidates))
+        ]
+    features, is_id = np.concatenate(sides), np.repeat([True, False], [len(side) for side in sides])
+    penalty = START_PENALTY * features.var(axis=0).mean()
+    expected = LogisticRegression(C=1 / penalty / len(is_id), class_weight="balanced", tol=1e-8, max_iter=10_000)
+    expected.fit(features, is_id)
+    np.testing.assert_allclose(network.ood_head.weight.detach()[0], expected.coef_[0], atol=0.02)
+    np.testing.assert_allclose(network.ood_head.bias.item(), expected.intercept_[0], atol=0.02)
+
+
 # --- rivals
+
+
+def test_a_rival_may_have_another_schedule_than_sal(workspace: Workspace) -> None:
+    for rival in ("oe", "woods"):
+        keys = ("train_ood.schedule", f"methods.{rival}.schedule")
+        shared, own = (train(workspace, rival, {key: "steps"})[1] for key in keys)
+        assert same(own, shared)
+        assert not same(own, train(workspace, rival)[1])
 
 
 def test_rivals_are_trained_and_scored_beside_sal(workspace: Workspace) -> None:
@@ -90,20 +118,6 @@ def test_rivals_are_trained_and_scored_beside_sal(workspace: Workspace) -> None:
         else:
             expected = -(network.outlier_line.weight.item() * energy + network.outlier_line.bias.item())
         np.testing.assert_allclose(scores[f"{rival}/ood"], expected.numpy(), rtol=1e-4, atol=1e-5)
-
-
-def test_a_rival_needs_neither_the_filter_nor_the_representations(workspace: Workspace) -> None:
-    _, before, _ = train(workspace, "energy-oe")
-    for artifact in (EXPERIMENT.candidates, EXPERIMENT.wild_representation, EXPERIMENT.truth):
-        workspace.find(artifact).path.unlink()
-    _, after, _ = train(workspace, "energy-oe", {"train_ood.loss_weight": 3.0, "filter.threshold_quantile": 0.5})
-    assert same(before, after)
-
-
-def test_scone_without_a_margin_is_woods(workspace: Workspace) -> None:
-    _, woods, _ = train(workspace, "woods")
-    _, scone, _ = train(workspace, "scone", {"methods.scone.margin": 0})
-    assert same(woods, scone)
 
 
 def test_woods_that_cannot_meet_a_constraint_says_so_and_keeps_the_nearest(workspace: Workspace) -> None:
