@@ -21,9 +21,9 @@ class Service(StrEnum):
 
 
 def _preset_names() -> list[str]:
-    from salcli.params.presets import presets
+    from salcli.params.presets import additions, presets
 
-    return list(presets())
+    return [*presets(), *additions()]
 
 
 def list_presets(
@@ -38,12 +38,12 @@ def list_presets(
     image × images in a step. Work: training images × epochs, summed over experiments, and the passes for gradients and
     scores.
     """
-    from salcli.params.presets import preset, presets, text
+    from salcli.params.presets import additions, preset, presets, text
     from salcli.report.console import console
     from salcli.report.listings import preset_syntax, preset_table
 
     if name is None:
-        console.print(preset_table(presets().values()))
+        console.print(preset_table(presets().values(), additions().values()))
     elif console.is_terminal:
         console.print(preset_syntax(preset(name)))
     else:
@@ -68,9 +68,11 @@ def dag(
     dot: Annotated[bool, typer.Option("--dot", help="Write it for Graphviz (salcli dag --dot | dot -Tsvg).")] = False,
 ) -> None:
     """Show the stages of dvc.yaml: how often each runs, what it needs and what it does."""
+    from salcli.params.reading import read_yaml
     from salcli.report.console import console
     from salcli.report.listings import pipeline_dot, pipeline_stages, pipeline_table
 
+    read_yaml(HERE / "dvc.yaml")  # DVC crashes at what is nested deeply
     stages = pipeline_stages(HERE)
     if dot:
         print(pipeline_dot(stages))
@@ -83,14 +85,21 @@ def init(
         Path, typer.Argument(metavar="DIR", help="The folder; it is created if it does not exist.")
     ] = HERE,
     preset: Annotated[
-        str, typer.Option("--preset", help="Which experiment: see `salcli presets`.", autocompletion=_preset_names)
-    ] = "default",
+        list[str] | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="Which experiment, and what to add to it: see `salcli presets`; repeat for several.",
+            show_default="default",
+            autocompletion=_preset_names,
+        ),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set any key of its params.yaml; repeat for several."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite params.yaml and dvc.yaml.")] = False,
-    no_dvc: Annotated[bool, typer.Option("--no-dvc", help="Do not initialise DVC.")] = False,
+    no_dvc: Annotated[bool, typer.Option("--no-dvc", help="Do not initialize DVC.")] = False,
     ci: Annotated[
         Service | None,
         typer.Option("--ci", help="Write a workflow: dvc repro, the table as a comment, failure if FPR95 gets worse."),
@@ -194,7 +203,7 @@ def init(
         str | None,
         typer.Option(
             "--mean",
-            help="Mean that the network's input is normalised with, 0 to 1: 0.5 or R,G,B.",
+            help="Mean that the network's input is normalized with, 0 to 1: 0.5 or R,G,B.",
             rich_help_panel=NETWORK,
         ),
     ] = None,
@@ -221,7 +230,7 @@ def init(
     from salcli.params.reading import parse_assignment
     from salcli.project.init import create, refuse_to_overwrite
 
-    values, chosen = dict(parse_assignment(text) for text in assignments or []), find(preset)
+    values, chosen = dict(parse_assignment(text) for text in assignments or []), find(*preset or ())
     given: dict[str, object] = {
         "--id": id_path,
         "--wild": wild,
@@ -239,7 +248,7 @@ def init(
         from salcli.report.console import ConsoleProgress, console
         from salcli.report.listings import plan_table
 
-        _check_options(given, preset)
+        _check_options(given, chosen.name)
         assert id_path is not None
         assert wild is not None
         refuse_to_overwrite(folder, force)
@@ -312,7 +321,7 @@ Root = Annotated[
 def _fetched_sets() -> list[str]:
     from salcli.data.catalogue import DATA_SETS
 
-    return [name for name, record in DATA_SETS.items() if not record.is_embedded]
+    return [name for name, record in DATA_SETS.items() if record.files]
 
 
 @data.command("list")
@@ -342,6 +351,7 @@ def list_data(
         "custom: a folder of images NAME/ or an array file NAME.npz there stands in for the set",
         "not stated: the authors name no licence",
         f"get a set: salcli data fetch NAME{option}",
+        *dict.fromkeys(f"by hand: {one.by_hand}" for one in DATA_SETS.values() if one.by_hand),
     ):
         say(line, "dim")
 

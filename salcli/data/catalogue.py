@@ -42,8 +42,9 @@ class RemoteFile:
 class DataSet:
     """All that is known about a data set before it is read. Any set can be OOD; ID data needs labels.
 
-    A set without `files` comes with an installed package, or is made by salcli. A set that is `part_of` another one has
-    the `classes` of it, numbered from 0.
+    A set that is fetched has `files`; `by_hand` says how users get one that is not. Without either, it comes
+    with an installed package, or is made by salcli. A set that is `part_of` another one has the `classes` of it,
+    numbered from 0.
     """
 
     name: str
@@ -60,6 +61,7 @@ class DataSet:
     n_test: int = 0  # how many images were published for testing
     part_of: str = ""
     classes: range = range(0)
+    by_hand: str = ""
 
     @property
     def labeled(self) -> bool:
@@ -72,7 +74,11 @@ class DataSet:
     @property
     def is_embedded(self) -> bool:
         """Nothing has to be fetched."""
-        return not self.files
+        return not self.files and not self.by_hand
+
+    @property
+    def how_to_get(self) -> str:
+        return "`salcli data list` says how to get it" if self.by_hand else f"get it: salcli data fetch {self.name}"
 
     @property
     def n_bytes(self) -> int | None:
@@ -141,6 +147,29 @@ def _odin(name: str, title: str, n_images: int, folder: str, share: str, md5: st
     )  # fmt: skip
 
 
+OPENOOD_BY_HAND = """\
+get https://github.com/Jingkang50/OpenOOD, and run there, with the folder above as ROOT:
+  python scripts/download/download.py --contents datasets --dataset_mode dataset --save_dir ROOT \\
+    --datasets imagenet_1k ssb_hard ninco inaturalist texture openimage_o
+  Lists go to ROOT/benchmark_imglist/, images to ROOT/images_largescale/ and ROOT/images_classic/.
+  Put https://image-net.org's training images into ROOT/images_largescale/imagenet_1k/train/CLASS/"""
+
+
+def _openood(
+    name: str, title: str, role: Role, n_images: int, licence: str, home: str, folders: tuple[str, ...],
+    *lists: str, n_test: int = 0,
+) -> DataSet:  # fmt: skip
+    """A set of OpenOOD v1.5: the images on its lists. Images of ID data are in two folders."""
+    files = tuple(f"{readers.OPENOOD_LISTS}/{one}" for one in lists)
+    return DataSet(
+        name, title, role, n_images, "photos", licence, home,
+        lambda root: readers.openood(root / folders[0].partition("/")[0], [root / file for file in files]),
+        provides=(*files, *(f"{folder}/" for folder in folders)), n_test=n_test, by_hand=OPENOOD_BY_HAND,
+    )  # fmt: skip
+
+
+IMAGENET = ("research only", "https://image-net.org")
+IMAGENET_FOLDERS = ("images_largescale/imagenet_1k/train", "images_largescale/imagenet_1k/val")
 DIGITS = ("8×8 gray", "CC BY 4.0", "https://archive.ics.uci.edu/dataset/80")
 PHOTOS = ("8×8 gray", "CC BY 2.0", "https://scikit-learn.org")
 MADE = ("2-D vector", "Apache-2.0", "")  # licensed as salcli itself
@@ -276,6 +305,35 @@ DATA_SETS = {
             ),
             provides=(readers.RANDOM_IMAGES,),
         ),
+        _openood(  # the length of its training list is what pytorch_ood says: about 259,000
+            "imagenet200", "ImageNet-200, the classes of ImageNet-R", "id", 268_000, *IMAGENET, IMAGENET_FOLDERS,
+            "imagenet200/train_imagenet200.txt", "imagenet200/test_imagenet200.txt", n_test=9_000,
+        ),
+        _openood(
+            "imagenet1k", "ImageNet-1K", "id", 1_326_167, *IMAGENET, IMAGENET_FOLDERS,
+            "imagenet/train_imagenet.txt", "imagenet/test_imagenet.txt", n_test=45_000,
+        ),
+        _openood(
+            "ssb-hard", "Semantic Shift Benchmark, hard classes of ImageNet-21K", "ood", 49_000, "research only",
+            "https://github.com/sgvaze/SSB", ("images_largescale/ssb_hard",), "imagenet/test_ssb_hard.txt",
+        ),
+        _openood(
+            "ninco", "NINCO, no ImageNet class objects", "ood", 5_879, "CC BY 4.0",
+            "https://zenodo.org/record/8013288", ("images_largescale/ninco",), "imagenet/test_ninco.txt",
+        ),
+        _openood(
+            "inaturalist", "iNaturalist, plants that ImageNet lacks", "ood", 10_000, "non-commercial",
+            "https://github.com/deeplearning-wisc/large_scale_ood", ("images_largescale/inaturalist",),
+            "imagenet/test_inaturalist.txt",
+        ),
+        _openood(
+            "textures-openood", "DTD without four classes that ImageNet has", "ood", 5_160, "research only",
+            "https://www.robots.ox.ac.uk/~vgg/data/dtd/", ("images_classic/texture",), "imagenet/test_textures.txt",
+        ),
+        _openood(
+            "openimage-o", "OpenImage-O, photos of no ImageNet class", "ood", 15_869, "CC BY 2.0",
+            "https://github.com/haoqiwang/vim", ("images_largescale/openimage_o",), "imagenet/test_openimage_o.txt",
+        ),
     )
 }  # fmt: skip
 
@@ -353,7 +411,7 @@ def _load(record: DataSet, root: Path) -> Source:
     if missing:
         raise DataError(
             f"{record.name} is not there: looked for {', '.join(missing)}, {record.name}/ and {record.name}.npz in "
-            f"{root}; get it with: salcli data fetch {record.name}, or put a folder of images or an .npz file there"
+            f"{root}; {record.how_to_get}, or put a folder of images or an .npz file there"
         )
     return record.read(root)
 

@@ -110,6 +110,8 @@ def _fetch_set(record: DataSet, root: Path, progress: Progress, opener: Opener) 
     if status(record.name, root) in ("here", "custom"):
         replacement = stand_in(record.name, root)
         return Fetched(record.name, "here already", (replacement,) if replacement else paths)
+    if record.by_hand:
+        raise FetchError(f"salcli cannot download it; {record.how_to_get}")
     folder = root / record.folder
     again = f"salcli data fetch {record.name} --root {shlex.quote(str(root))}"
     for file in record.files:

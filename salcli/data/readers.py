@@ -10,6 +10,7 @@ import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -291,6 +292,40 @@ def places365_names() -> list[str]:
     """The names of the 10,000 images. The protocol's own sample was never published, so this one is ours."""
     lines = files("salcli.data").joinpath(PLACES_LIST).read_text(encoding="utf-8").splitlines()
     return [line for line in lines if not line.startswith("#")]
+
+
+# --- OpenOOD's lists: each line is a path and the number of a class, -1 of OOD images
+
+OPENOOD_LISTS = "benchmark_imglist"
+
+
+def openood(folder: Path, lists: Sequence[Path]) -> Source:
+    """The images on one list of OOD data, or on a training and a test list of ID data; paths count from the folder.
+
+    A class is called as the folder of its training images.
+    """
+    parts = [_listed(folder, file) for file in lists]
+    if len(parts) == 1:
+        return Source(parts[0][0])
+    (files, labels), (_, test_labels) = parts
+    names = dict(zip(labels.tolist(), (path.parent.name for path in files), strict=True))
+    if names.keys() != set(range(len(names))) or not names.keys() >= set(test_labels.tolist()):
+        raise DataError(f"{lists[0]} and {lists[1]} must number the same classes, from 0; get them again from OpenOOD")
+    class_names = tuple(names[k] for k in range(len(names)))
+    return joined(*(Source(files, labels=labels, class_names=class_names) for files, labels in parts))
+
+
+def _listed(folder: Path, file: Path) -> tuple[tuple[Path, ...], NDArray[np.int64]]:
+    paths, numbers = [], []
+    for i, line in enumerate(file.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), start=1):
+        path, _, number = line.strip().rpartition(" ")
+        if not re.fullmatch(r"-1|[0-9]{1,6}", number) or not path or path.startswith("/"):
+            raise DataError(f"{file}, line {i}: it should be a relative path and the number of a class, got {line!r}")
+        paths.append(folder / path)
+        numbers.append(int(number))
+    if not paths:
+        raise DataError(f"{file} lists no images; get it again from OpenOOD")
+    return tuple(paths), np.array(numbers, np.int64)
 
 
 # --- scikit-learn's handwritten digits: 1,797 real 8×8 images

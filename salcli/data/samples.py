@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from salcli.errors import DataError, printable
 
 LARGEST_SIDE = 2048  # pixels that a network takes; larger pictures are resized
+LARGEST_VALUE = 1e15  # of vectors and features: its square, summed over them, is a float32
 Fit = Literal["resize", "crop"]
 
 
@@ -53,6 +54,7 @@ class Source:
     fit: Fit = "resize"
     row_ids: tuple[str, ...] = ()  # n, or none
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that people want to see, n cells each
+    columns: str = ""  # which columns of a file hold what, for messages
     is_calibration: NDArray[np.bool_] | None = None  # n, of ID data that a calibration set was added to
 
     def __len__(self) -> int:

@@ -158,8 +158,9 @@ def hold_out(mixture: WildMixture, share: float, seed: int, equal: Index) -> tup
     n_up_to = np.cumsum(np.bincount(equal)[order])
     is_held = np.isin(equal, order[: np.searchsorted(n_up_to, share * n - 0.5) + 1])
     if share * n < 0.5 or is_held.all():
+        samples = f"{n:,} wild samples" + (f" ({len(order):,} different ones)" if len(order) < n else "")
         raise DataError(
-            f"data.wild_holdout {share:g} of {n:,} wild samples is {'none' if share * n < 0.5 else 'all'} of them; "
+            f"data.wild_holdout {share:g} of {samples} is {'none' if share * n < 0.5 else 'all'} of them; "
             "choose another share, or 0 to hold out nothing"
         )
     is_ood = None if mixture.is_ood is None else mixture.is_ood[~is_held]

@@ -1,7 +1,7 @@
 """Vectors that users bring, such as embeddings: .npz, .npy and Parquet files, as float32 rows with labels and ids."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salcli.data.readers import UNREADABLE, channels_first, numbered_labels
-from salcli.data.samples import Source, check_unique, class_order, shown, some_of
+from salcli.data.samples import LARGEST_VALUE, Source, check_unique, class_order, shown, some_of
 from salcli.errors import DataError, did_you_mean
 
 ARRAYS, TABLES = (".npz", ".npy"), (".parquet", ".pq")
@@ -48,6 +48,7 @@ class _Table:
     is_test: NDArray[Any] | None = None
     class_names: NDArray[Any] | None = None
     shown: Mapping[str, NDArray[Any] | list[Any]] = field(default_factory=dict)
+    columns: str = ""  # what was found where, for messages
 
 
 def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source:
@@ -97,11 +98,12 @@ def from_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool
                 f"{path}: which array holds the vectors, {' or '.join(wide)}? Call it `x`, or name it with "
                 "data.columns.vector"
             )
-        array = arrays["x" if "x" in arrays else wide[0]]
+        vector: tuple[str, ...] = ("x" if "x" in arrays else wide[0],)
+        array = arrays[vector[0]]
     elif isinstance(columns.vector, str):
-        array = arrays[columns.vector]
+        vector, array = (columns.vector,), arrays[columns.vector]
     else:
-        array = _stacked(path, [arrays[name] for name in columns.vector])
+        vector, array = columns.vector, _stacked(path, [arrays[name] for name in columns.vector])
     converted, bad = _converted(path, array)
     table = _Table(
         converted, bad,
@@ -109,8 +111,15 @@ def from_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool
         None if row_id is None else arrays[row_id],
         arrays.get(SPLIT), arrays.get(IS_TEST), arrays.get(CLASS_NAMES),
         {name: arrays[name] for name in columns.show},
+        _described(vector, label if labeled else None, row_id),
     )  # fmt: skip
     return _source(path, table, labeled=labeled)
+
+
+def _described(vector: tuple[str, ...], label: str | None, row_id: str | None) -> str:
+    named = vector[0] if len(vector) == 1 else f"{vector[0]} … {vector[-1]} ({len(vector)})"
+    others = {"label": label, "id": row_id}
+    return ", ".join([f"vector {named}", *(f"{what} {name}" for what, name in others.items() if name)])
 
 
 def _stacked(path: Path, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -159,7 +168,7 @@ class _BadRows:
         """Some rows, the first of which has the number `start`."""
         with np.errstate(over="ignore", invalid="ignore"):
             converted = block.astype(np.float32, copy=False)
-        for i in np.flatnonzero(~np.isfinite(converted).all(axis=1)):
+        for i in np.flatnonzero(~(np.abs(converted) <= LARGEST_VALUE).all(axis=1)):
             (self.too_large if np.isfinite(block[i]).all() else self.not_finite).append(start + int(i))
         if len(block):
             low, high = converted.min(axis=0), converted.max(axis=0)
@@ -214,7 +223,7 @@ def _source(path: Path, table: _Table, *, labeled: bool) -> Source:
     if table.bad.not_finite or table.bad.too_large:
         bad, what = table.bad.not_finite, "NaN or infinite values"
         if not bad:
-            bad, what = table.bad.too_large, "values too large for float32"
+            bad, what = table.bad.too_large, f"values above {LARGEST_VALUE:g}"
         raise DataError(f"{path}: {len(bad):,} of {n:,} vectors have {what} (rows {rows(bad)}); fix or remove them")
     if n > 1 and table.bad.all_equal:
         raise DataError(f"{path}: all {n:,} vectors are equal; a set needs different ones")
@@ -223,6 +232,7 @@ def _source(path: Path, table: _Table, *, labeled: bool) -> Source:
         is_test=_is_test(path, table),
         row_ids=row_ids,
         shown={name: cell_texts(column) for name, column in table.shown.items()},
+        columns=table.columns,
     )
     if not labeled or table.labels is None:
         return source
@@ -232,10 +242,7 @@ def _source(path: Path, table: _Table, *, labeled: bool) -> Source:
     classes = class_order(set(names))
     number = {name: k for k, name in enumerate(classes)}
     labels = np.array([number[name] for name in names], np.int64)
-    return Source(
-        array=source.array, labels=labels, class_names=classes, is_test=source.is_test, row_ids=row_ids,
-        shown=source.shown,
-    )  # fmt: skip
+    return replace(source, labels=labels, class_names=classes)
 
 
 def _is_test(path: Path, table: _Table) -> NDArray[np.bool_] | None:
@@ -329,6 +336,7 @@ def _parquet(path: Path, columns: Columns, *, labeled: bool) -> _Table:
         raise DataError(f"{path} holds no vectors; give a file with some")
     table.labels, table.row_ids, table.split = (cells.get(name or "") for name in (label, row_id, SPLIT))
     table.shown = {name: cells[name] for name in columns.show}
+    table.columns = _described(vector, label if labeled else None, row_id)
     return table
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -48,6 +49,19 @@ def _objective(network: nn.Module, batch: Batch, *, loss: WildLoss) -> BatchResu
     return BatchResult(loss(id_logits, labels, wild_logits), (id_logits.argmax(1) == labels).sum())
 
 
+class FineTuned(Section):
+    """schedule: of the learning rate; None: that of train_ood, which SAL has too."""
+
+    schedule: Literal["cosine", "constant", "steps"] | None
+
+
+def _with_own_schedule(start: Start, params: Section) -> Start:
+    own = getattr(params, "schedule", None)  # the params of a custom rival need not have one
+    if own is None or start.schedule is None:
+        return start
+    return replace(start, schedule=start.schedule.model_copy(update={"schedule": own}))
+
+
 class WildLossMethod(WildTrained):
     """Fine-tunes the ID classifier with a loss on ID and wild logits. The simplest base of a custom rival."""
 
@@ -69,7 +83,8 @@ class WildLossMethod(WildTrained):
         with start.random(f"train-ood/{start.ood}") as generator:
             self.prepare(start)
             network, objective = self.first_network(start), partial(_objective, loss=self.loss)
-            run = start.fine_tuning(network, {"wild": start.wild}, generator, objective=objective)
+            tuned = _with_own_schedule(start, self.params)
+            run = tuned.fine_tuning(network, {"wild": start.wild}, generator, objective=objective)
             yield Phase("", run, self.params.model_dump())
         return network
 
@@ -87,7 +102,7 @@ def oe_loss(
 class OutlierExposure(WildLossMethod):
     """Wild samples should be predicted as every class alike; scored by MSP."""
 
-    class Params(Section):
+    class Params(FineTuned):
         """loss_weight: of the loss on wild samples."""
 
         loss_weight: Positive
@@ -130,7 +145,7 @@ Margin = Annotated[float | Literal["auto"], PlainValidator(_auto_or_number)]
 class EnergyOe(WildLossMethod):
     """The energies of ID and of wild samples should be beyond two margins; scored by Energy."""
 
-    class Params(Section):
+    class Params(FineTuned):
         """Margins: auto is the mean energy of ID data (m_in) and of noise (m_out) before training."""
 
         loss_weight: Positive
@@ -213,7 +228,7 @@ class EnergyVos(WildLossMethod):
 
     network = EnergyClassifier
 
-    class Params(Section):
+    class Params(FineTuned):
         """loss_weight: of the logistic loss."""
 
         loss_weight: Positive
@@ -241,7 +256,7 @@ class Woods(WildTrained):
 
     network = EnergyClassifier
 
-    class Params(Section):
+    class Params(FineTuned):
         """Limits of the constraints, and how fast their multipliers and penalties grow."""
 
         false_alarms: Share
@@ -254,7 +269,7 @@ class Woods(WildTrained):
         """At the start, ID data have as many false alarms as they may."""
         assert start.classifier is not None
         assert start.wild is not None
-        numbers = {"margin": 0.0, **self.params.model_dump()}
+        numbers = {"margin": 0.0, **self.params.model_dump(exclude={"schedule"})}
         with start.random(f"train-ood/{start.ood}") as generator:
             id_logits = start.logits(start.classifier, start.training.rows)
             threshold = float(id_logits.logsumexp(1).quantile(numbers["false_alarms"]))
@@ -264,7 +279,7 @@ class Woods(WildTrained):
             start.compute.place(network)
             loss.to(start.compute.device)
             best = _BestNetwork(start, network, loss, numbers["tolerance"])
-            run = start.fine_tuning(
+            run = _with_own_schedule(start, self.params).fine_tuning(
                 network,
                 {"wild": start.wild},
                 generator,

@@ -1,7 +1,7 @@
 """The paper's experiments: presets.yaml holds how each differs from the default params.yaml."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from textwrap import wrap
@@ -10,10 +10,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from salcli.errors import unknown_name
+from salcli.errors import UsageMistakeError, unknown_name
 from salcli.params.reading import edited, with_overrides
 
 DEFAULT = "default"
+AND = " + "  # between the names of an experiment and its additions
 PACKAGE = files("salcli")
 DEFAULT_PARAMS = PACKAGE / "params" / "params.yaml"  # also the repository's own params.yaml, which links to it
 OVERRIDES = PACKAGE / "params" / "presets.yaml"
@@ -21,46 +22,60 @@ OVERRIDES = PACKAGE / "params" / "presets.yaml"
 
 @dataclass(frozen=True)
 class Preset:
-    """An experiment; `paper` is where the paper has it, empty for the default."""
+    """An experiment, or what can be added to one; `paper` is where the paper has it, empty for the default."""
 
     name: str
     title: str
     paper: str
     note: str
+    not_stated: str = ""  # what the paper leaves open, where we took what its other tables have
     values: dict[str, Any] = field(default_factory=dict)  # dotted keys of params.yaml that differ from the default
     comments: dict[str, str] = field(default_factory=dict)  # dotted keys with a comment of their own
 
 
 @cache
 def presets() -> dict[str, Preset]:
-    """All presets in the order of the file: the default first."""
-    written = YAML().load(OVERRIDES.read_text(encoding="utf-8"))  # round trip: the comments count
+    """All experiments in the order of the file: the default first."""
     found = {}
-    for name, about in written["presets"].items():
-        layers = [about.get("set", CommentedMap())]
-        base = about.get("extends")
-        while base is not None:
-            layers.insert(0, written["bases"][base])
-            base = layers[0].get("extends")
-        values: dict[str, Any] = {}
-        comments: dict[str, str] = {}
-        for layer in layers:
-            changed = _flat(layer, default_params())
-            values |= changed
-            comments = {key: text for key, text in comments.items() if key not in changed} | _comments(layer)
+    for name, about in _written()["presets"].items():
+        one = _preset(name, about)
         if name != DEFAULT:
-            trained = [one for key in ("variants", "rivals", "encoders") for one in values.get(key, [])]
+            trained = [row for key in ("variants", "rivals", "encoders") for row in one.values.get(key, [])]
             # all-id is no row, but the network of rows such as knn@all-id
-            values["evaluate.methods"] = [one for one in (*trained, *about.get("scores", [])) if one != "all-id"]
-        found[name] = Preset(name, about["title"], about["paper"], about["note"], values, comments)
+            one.values["evaluate.methods"] = [row for row in (*trained, *about.get("scores", [])) if row != "all-id"]
+        found[name] = one
     return found
 
 
-def preset(name: str) -> Preset:
-    """Look one up by name."""
-    if name not in presets():
-        raise unknown_name("preset", name, presets())
-    return presets()[name]
+@cache
+def additions() -> dict[str, Preset]:
+    """What can be added to any experiment."""
+    return {name: _preset(name, about) for name, about in _written()["additions"].items()}
+
+
+def preset(*names: str) -> Preset:
+    """Look up an experiment, the default if none is named, with the additions that are named."""
+    known = presets() | additions()
+    for name in names:
+        if name not in known:
+            raise unknown_name("preset", name, known)
+    experiments = [name for name in names if name in presets()] or [DEFAULT]
+    if len(experiments) > 1:
+        raise UsageMistakeError(
+            f"presets {' and '.join(experiments)} are experiments: take one; to any, add {', '.join(additions())}"
+        )
+    chosen = presets()[experiments[0]]
+    for name in names:
+        if name in additions():
+            added = additions()[name]
+            chosen = replace(
+                chosen,
+                name=f"{chosen.name}{AND}{name}",
+                note=f"{chosen.note} With {name}: {added.note}",
+                values={**chosen.values, **added.values},
+                comments={**chosen.comments, **added.comments},
+            )
+    return chosen
 
 
 def resolved(chosen: Preset, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -87,6 +102,30 @@ def default_params() -> dict[str, Any]:
     """The default values. Shared: `with_overrides` copies them."""
     values: dict[str, Any] = YAML(typ="safe", pure=True).load(default_text())
     return values
+
+
+@cache
+def _written() -> CommentedMap:
+    written: CommentedMap = YAML().load(OVERRIDES.read_text(encoding="utf-8"))  # round trip: the comments count
+    return written
+
+
+def _preset(name: str, about: CommentedMap) -> Preset:
+    values: dict[str, Any] = {}
+    comments: dict[str, str] = {}
+    for layer in _layers(about):
+        changed = _flat(layer, default_params())
+        values |= changed
+        comments = {key: text for key, text in comments.items() if key not in changed} | _comments(layer)
+    return Preset(name, about["title"], about["paper"], about["note"], about.get("not_stated", ""), values, comments)
+
+
+def _layers(about: CommentedMap) -> Iterator[CommentedMap]:
+    """Overrides, those that count less first. A base is nothing but overrides; others have them under `set`."""
+    bases = about.get("extends", [])
+    for base in [bases] if isinstance(bases, str) else bases:
+        yield from _layers(_written()["bases"].get(base) or _written()["additions"][base])
+    yield about.get("set", CommentedMap()) if "title" in about else about
 
 
 def _flat(overrides: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -144,5 +183,6 @@ def _commented(written: str, comments: Mapping[str, str]) -> str:
 
 def _header(chosen: Preset) -> str:
     note = wrap(f"Note: {chosen.note}", width=116, break_long_words=False, break_on_hyphens=False)
-    lines = [f"{chosen.name}: {chosen.title}", f"Paper: {chosen.paper} (Du et al., ICLR 2024)", *note]
+    paper = [f"Paper: {chosen.paper} (Du et al., ICLR 2024)"] if chosen.paper else []
+    lines = [f"{chosen.name}: {chosen.title}", *paper, *note]
     return "".join(f"# {line}\n" for line in lines)

@@ -213,8 +213,19 @@ def separators() -> list[str]:
     return [TAU, *post_hoc, LEARNED, *built_in(InputScore)]
 
 
+class _ScoreError(ValueError):
+    """What is wrong with filter.score, which is checked with its section: only here all scores are known."""
+
+
 def _filter_score(section: FilterParams) -> FilterParams:
-    score = section.score
+    try:
+        _check_score(section.score)
+    except ValueError as error:
+        raise _ScoreError(str(error)) from None
+    return section
+
+
+def _check_score(score: str) -> None:
     if is_custom_method(score):
         found = _found(score)
         needs_more = getattr(found, "needs_wild", False) or getattr(found, "needs_calibration", False)
@@ -224,7 +235,6 @@ def _filter_score(section: FilterParams) -> FilterParams:
             )
     elif score not in (*separators(), AUTO):
         raise ValueError(str(unknown_name("score", score, [*separators(), AUTO])))
-    return section
 
 
 def _names(kind: type[Method]) -> Any:
@@ -634,6 +644,12 @@ class Params(Section):
             raise ParamsError("\n".join(["params.yaml is not valid", *wrong]))
         return self.model_copy(update=changed)
 
+    @property
+    def incumbent(self) -> str:
+        """The variant that `report` and `review` show, and that `detector.method: auto` keeps unless another method is
+        surely better than sal."""
+        return self.variants[0]
+
     def experiments(self) -> list[Experiment]:
         """Every OOD set with every π, seed and variant."""
         axes = product(self.data.ood, self.data.pi, self.seeds, self.variants)
@@ -730,6 +746,8 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
             message = str(detail["ctx"]["error"])
             if model is Params and not key:  # a check of the whole file: its message starts with the key
                 key, _, message = message.partition(" ")
+            if isinstance(detail["ctx"]["error"], _ScoreError):
+                key += ".score"
             return key.removesuffix(":"), message
         case "model_type" | "model_attributes_type":
             return key, f"must be a section of keys and values, got {value!r}"

@@ -65,7 +65,7 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
     def of_set(name: str) -> str:
         if name in data["custom"]:
             return _listing(read_from_custom(name, custom_paths(data["custom"][name], workspace.root)))
-        return _listing(read_from(name, root))
+        return _listing(read_from(name, root)) or _locked(workspace, name)
 
     def of_id_set() -> str:
         """With its calibration set, which is stored in the same file."""
@@ -223,3 +223,14 @@ def _listing(paths: list[Path]) -> str:
                 facts = path.stat()
                 lines.append(f"{path.relative_to(top.parent)}\0{facts.st_size}\0{facts.st_mtime_ns}")
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16] if lines else ""
+
+
+def _locked(workspace: Workspace, name: str) -> str:
+    """Of a published set that is not here, as in a clone, what dvc.lock has: it is the same set.
+
+    Not of custom sets: a wrong path would go unnoticed.
+    """
+    lock = workspace.root / "dvc.lock"
+    text = lock.read_text(encoding="utf-8") if lock.is_file() else ""
+    found = re.search(rf"^ +data\.{re.escape(name)}: '?(\w+)'?$", text, re.MULTILINE)
+    return found[1] if found else ""

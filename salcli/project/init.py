@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from shlex import quote
 from string import Template
 from typing import Any
 
 from salcli.data.catalogue import data_root
 from salcli.data.fetching import status
 from salcli.errors import ProjectError, StorageError
-from salcli.params.presets import Preset, text
+from salcli.params.presets import AND, Preset, text
 from salcli.params.reading import read_yaml
 from salcli.store.files import write_text
 
@@ -25,6 +24,7 @@ DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n"
 NO_GIT = "--no-scm"
 HERE = files("salcli") / "project"
 WORKFLOWS = {"github": ".github/workflows/salcli.yml"}
+CUSTOM_COMMAND = "salcli init --id … --wild …"
 CUSTOM_TITLE = "A detector of outliers for custom data"
 
 
@@ -180,7 +180,7 @@ def _readme(project: Project, preset: Preset, *, custom: bool) -> str:
     return Template(_template("README.md")).substitute(
         name=project.folder.resolve().name or "salcli",
         title=f"{title} ({preset.paper} of the paper)" if preset.paper else title,
-        made_by="salcli init --id … --wild …" if custom else f"salcli init --preset {quote(preset.name)}",
+        made_by=" --preset ".join(["salcli init", *preset.name.split(AND)]) if not custom else CUSTOM_COMMAND,
         commands="\n".join([*project.next_commands, table, "dvc plots show"]),
     )
 

@@ -22,8 +22,7 @@ from salcli.data.catalogue import DataSet, data_set
 from salcli.errors import ProjectError, printable
 from salcli.params.presets import Preset, resolved, text
 from salcli.project.cost import estimated_gigabytes, estimated_images
-from salcli.report.console import plain_table
-from salcli.report.results import Cell, Grid
+from salcli.report.console import Cell, Grid, plain_table, shortened
 
 if TYPE_CHECKING:  # load torch
     from salcli.detector.detector import Scanned
@@ -81,7 +80,7 @@ def _sizes(custom: CustomSet) -> str:
     low, high = ("×".join(map(str, size)) for size in (seen.smallest, seen.largest))
     sizes = low if low == high else f"{low} to {high}"
     sample = f" ({seen.n_looked_at:,} looked at)" if seen.n_looked_at < len(custom.source) else ""
-    return f"{sizes} pixels, {'gray' if seen.is_gray else 'colour'}{sample}"
+    return f"{sizes} pixels, {'gray' if seen.is_gray else 'color'}{sample}"
 
 
 def _classes(custom: CustomSet) -> str:
@@ -115,13 +114,15 @@ PRESET_NOTES = (
     "GPU: memory of a training step, estimated. Work: images through a network, estimated, in millions,",
     "over all seeds and OOD sets: training images × epochs, and the passes for gradients and scores.",
     "To start from one: salcli init DIR --preset NAME. To see what is in one: salcli presets NAME.",
+    "To add to any of them, with one more --preset:",
 )
 
 
-def preset_table(presets: Iterable[Preset]) -> Table:
+def preset_table(presets: Iterable[Preset], additions: Iterable[Preset]) -> Table:
     """What each shows, where the paper has it, the data it needs, and what it costs."""
     columns = ("name", "what it shows", "paper", "data: ID ← OOD", "GPU", "work")
-    table = plain_table("Presets", *columns, n_left=4, caption=PRESET_NOTES)
+    caption = (*PRESET_NOTES, *(f"  {one.name}: {one.title}" for one in additions))
+    table = plain_table("Presets", *columns, n_left=4, caption=caption)
     table.pad_edge = False
     for column in table.columns:
         column.no_wrap = column.header not in ("what it shows", "data: ID ← OOD")
@@ -202,7 +203,7 @@ def where_from(record: DataSet) -> str:
     """The server it is on (ox.ac.uk, mit.edu), or what it comes with."""
     if record.is_embedded:
         return "inside scikit-learn" if record.home else "made by salcli"
-    address = record.files[0].url
+    address = record.files[0].url if record.files else record.home
     labels = (urlsplit(address).hostname or address).split(".")
     return ".".join(labels[-3:] if labels[-2:-1] == ["ac"] else labels[-2:])
 
@@ -210,6 +211,8 @@ def where_from(record: DataSet) -> str:
 def _download(record: DataSet) -> str:
     if record.is_embedded:
         return "–"
+    if record.by_hand:
+        return "by hand"
     return f"{record.n_bytes / 1e6:,.0f} MB" if record.n_bytes else "?"
 
 
@@ -258,8 +261,8 @@ class LowestScores:
         table = plain_table(more, self._names, "class", "probability", "score", "OOD", "p-value")
         for path, name, probability, score, is_ood, p_value, _ in self._lowest:
             table.add_row(
-                Text(_end(printable(path), max(SHORTEST_PATH, width - OTHER_COLUMNS))),
-                Text(_end(printable(name), CLASS_WIDTH)),
+                Text(shortened(printable(path), max(SHORTEST_PATH, width - OTHER_COLUMNS))),
+                Text(shortened(printable(name), CLASS_WIDTH)),
                 _number(probability, ".3f"),
                 _number(score, ".3f"),
                 Text("OOD", style="bold red") if is_ood else Text("–", style="dim"),
@@ -275,10 +278,6 @@ def _score(row: tuple[Any, ...]) -> float:
 
 def _number(value: float | None, style: str) -> str:
     return "none" if value is None else format(value, style)
-
-
-def _end(text: str, width: int) -> str:
-    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
 # --- methods
@@ -330,10 +329,8 @@ def pipeline_stages(folder: Path) -> list[Stage]:
 
     try:
         with Repo(str(folder)) as repo:
-            edges, stages = (
-                list(repo.index.graph.edges),
-                [one for one in repo.index.stages if one.is_data_source is False],
-            )
+            edges = list(repo.index.graph.edges)
+            stages = [one for one in repo.index.stages if not one.is_data_source]
     except DvcException as error:
         raise ProjectError(f"DVC cannot read the pipeline: {error}; run salcli dag in a project folder") from None
     graph, descriptions = nx.DiGraph(), {_group(stage): str(stage.desc or "") for stage in stages}

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from salcli.errors import MissingArtifactError, PaperError
-from salcli.params.presets import presets, resolved
+from salcli.params.presets import additions, presets, resolved
 from salcli.params.reading import AVERAGE
+from salcli.report.console import Cell, Grid
 from salcli.report.results import (
     LOWER_IS_BETTER,
+    METRICS,
     SHORT,
     SHORT_SCHEDULE,
-    Cell,
     EvaluationKey,
-    Grid,
     Results,
     pi_text,
     sweep_points,
@@ -38,27 +38,14 @@ if TYPE_CHECKING:  # slow to load
 
 PAPER = "Du et al., ICLR 2024"
 OF_ALL_SETS = "-"  # instead of an OOD set: a number of no single set, like ID accuracy
-UNSEEN_300K, UNSEEN_TIN = "unseen-300k", "unseen-tin"
 THEORY, MAIN, MIXING_RATIO = "theory", "main-cifar100", "mixing-ratio"
-OTHER_CROP = {"tin-crop": "tin-resize", "tin-resize": "tin-crop"}
-N_RUNS = {"main-cifar100": 10, "cifar10": 10}  # what the captions say the numbers are averaged over; no other says so
+WITH_ERRORS = (THEORY, "predicted-labels")  # tables of the filter's errors
 ALL_ID = ", all ID"  # a row whose network was trained on all ID data but the test's
 ALSO = {"energy-vos": "energy-oe"}  # "Energy (w/ OE)" is this loss in WOODS' published sweeps
-OUR_METRICS = {"fpr95": "fpr95", "auroc": "auroc", "id_acc": "id_accuracy"}  # the paper's names → ours
-COLUMNS = {"fpr95": "FPR95 ↓", "auroc": "AUROC ↑", "id_accuracy": "ID acc. ↑"}
-NO_SINGLE_SET = {OF_ALL_SETS, AVERAGE}
+COLUMNS = {metric: METRICS[metric] for metric in ("fpr95", "auroc", "id_accuracy")}
+ERRORS = {"err_out": "ERR_out ↓", "err_in": "ERR_in ↓", "fpr95": METRICS["fpr95"]}
 NOTHING = "–"
 CALIBRATIONS = {"train": "the paper's text", "holdout": "our default", "id-svd": "the authors' code"}
-# what the captions and the text of these tables leave open
-NOT_STATED = {
-    "resnet18": "π",
-    "resnet34": "π",
-    "near-cifar50": "π and the network",
-    "unseen-tin": "π and the network",
-    "weakly-supervised": "π and the network",
-}
-ERRORS = {"err_out": "ERR_out ↓", "err_in": "ERR_in ↓", "fpr95": "FPR95 ↓"}  # columns of Table 6
-WITH_ERRORS = (THEORY, "predicted-labels")
 PROTOCOLS = {
     "held out": "held out: T on held-out ID data, with predicted labels (ours)",
     "paper's text": "paper's text: T on ID training data, with true labels on the wild v; the text fixes neither",
@@ -68,6 +55,7 @@ AT_ONE = "At π = 1 the authors' code has one ID image to 120 OOD images; ours h
 STRICTER = (
     "Our splits are stricter: the classifier has not seen the wild half of the ID data, no image is both wild and test."
 )
+SEEN_ALL = "all ID: the network has seen the wild ID half, too, as those of the paper's ID-only baselines have."
 
 
 # --- what the paper reports
@@ -96,9 +84,16 @@ class PaperNumber:
     @property
     def wild(self) -> str:
         """The OOD set in the wild data: the tested one, except where the paper tests on unseen sets."""
-        if self.setting.table == UNSEEN_300K:
-            return "300k-random"
-        return OTHER_CROP[self.test] if self.setting.table == UNSEEN_TIN else self.test
+        data = _preset_params(self.setting.table)["data"]
+        if self.test not in data["test_ood"]:
+            return self.test
+        (other,) = {*data["ood"]} - {self.test}
+        return str(other)
+
+
+@cache
+def _preset_params(table: str) -> dict[str, Any]:
+    return resolved(presets()[table])
 
 
 @cache
@@ -132,7 +127,7 @@ def settings() -> dict[Setting, tuple[PaperNumber, ...]]:
 def matching_settings(params: Params) -> list[Setting]:
     """The tables to compare with, the nearest first. One that adds nothing to those before it is left out.
 
-    None where the params are those of Table 6, which `compare_errors` compares as a whole.
+    None where the params are those of Table 6, which `errors_beside_the_paper` compares as a whole.
     """
     if {*_with_errors(params)} >= {one for one in settings() if one.table == THEORY}:
         return []
@@ -163,13 +158,14 @@ def matching_settings(params: Params) -> list[Setting]:
 
 
 def _with_errors(params: Params) -> list[Setting]:
-    """Settings with errors of the filter on an OOD set of ours, one for each π."""
-    found = {
-        one.setting.pi: one.setting
-        for one in reversed(paper_numbers())  # Table 6 comes first, and stays
-        if one.setting.table in WITH_ERRORS and _fits(one.setting, params) and one.test in params.data.ood
-    }
-    return [*found.values()][::-1]
+    """Settings with errors of the filter on an OOD set of ours, one for each π; Table 6 where there are two."""
+    fitting = [
+        setting
+        for setting, (first, *_) in settings().items()
+        if setting.table in WITH_ERRORS and _fits(setting, params) and first.test in params.data.ood
+    ]
+    by_pi = {setting.pi or 0.0: setting for setting in reversed(fitting)}
+    return [by_pi[pi] for pi in sorted(by_pi)]
 
 
 def our_methods(paper_method: str, params: Params) -> list[str]:
@@ -182,7 +178,8 @@ def paper_names(method: str, params: Params) -> list[str]:
     if method in params.variants:
         own = params.for_variant(method)
         variants = {
-            f"{own.filter.score} filter": own.filter.score != "sal",
+            own.filter.score: own.filter.score != "sal",
+            "fitted head": own.train_ood.head == "fitted",
             "candidate-id": own.train_ood.candidate_id,
         }
         differences = [*(name for name, differs in variants.items() if differs), *_variants_of_tau(own)]
@@ -190,17 +187,13 @@ def paper_names(method: str, params: Params) -> list[str]:
     method = ALSO.get(method, method).partition("@")[0]  # knn@all-id: KNN of another network
     if method == "sal-posthoc":  # τ itself: what is done with it afterwards makes no difference
         return [f"SAL ({', '.join(['post-hoc', *_variants_of_tau(params)])})"]
-    return [name for name in _rivals_of_the_paper() if _our_spelling(name) == method] or [method]
+    return [_by_our_spelling().get(method, method)]
 
 
 @cache
-def _rivals_of_the_paper() -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.method for one in paper_numbers()))
-
-
-def _our_spelling(paper_method: str) -> str:
+def _by_our_spelling() -> dict[str, str]:
     """Energy-OE is energy-oe, KNN+ is knn-plus."""
-    return paper_method.lower().replace("+", "-plus")
+    return {one.method.lower().replace("+", "-plus"): one.method for one in paper_numbers()}
 
 
 def _variants_of_tau(params: Params) -> list[str]:
@@ -231,7 +224,7 @@ def _comparable(setting: Setting) -> list[PaperNumber]:
     """Numbers of single OOD sets in metrics that we have too. Tables of the filter's errors are compared as a whole."""
     if setting.table in WITH_ERRORS:
         return []
-    return [one for one in settings()[setting] if one.metric in OUR_METRICS and one.test not in NO_SINGLE_SET]
+    return [one for one in settings()[setting] if one.metric in COLUMNS and one.test not in (OF_ALL_SETS, AVERAGE)]
 
 
 def _experiments(params: Params) -> set[tuple[str, str]]:
@@ -254,7 +247,7 @@ def _nothing_found(params: Params) -> str:
             f"of {', '.join(only_errors)} it reports the filter's errors alone; yours: "
             "dvc metrics show runs/*/*/*/sal/filter.json"
         )
-    near = [name for name, preset in presets().items() if preset.paper and resolved(preset)["data"]["id"] == data.id]
+    near = [name for name, one in presets().items() if one.paper and _preset_params(name)["data"]["id"] == data.id]
     lines.append(f"presets that fit {data.id}: {', '.join(near)}" if near else "presets that fit: salcli presets")
     return "\n  ".join(lines)
 
@@ -279,6 +272,7 @@ class Pair:
 class ComparedRow:
     """One method of the paper on one OOD set. n_seeds: of ours, 0 where we have not run it."""
 
+    pi: float | None
     test: str
     method: str
     n_seeds: int
@@ -288,24 +282,22 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One table of the paper. Results of ours that it lacks are named, and so is what we have not run."""
+    """One table of the paper: one π, or the filter's errors at all of them."""
 
-    setting: Setting
-    source: str  # where the paper has it
+    table: str
+    title: str
+    columns: dict[str, str]
     rows: list[ComparedRow]
-    only_ours: list[str]
-    not_evaluated: list[str]
-    shorter: list[str]  # schedules that are shorter than the preset's
-    protocols: list[str]  # what the protocols in the names of rows are
-    n_seeds: int
+    notes: list[str]
 
 
 def beside_the_paper(results: Results, params: Params) -> list[Comparison]:
     """Our results beside each table of the paper that fits params."""
-    compared = [_compare(results, setting, params) for setting in matching_settings(params)]
+    chosen = matching_settings(params)
+    compared = [_compare(results, setting, params) for setting in chosen]
     with_ours = [one for one in compared if any(row.n_seeds for row in one.rows)]
     if compared and not with_ours:
-        missing = dict.fromkeys(test for one in compared for test in one.not_evaluated)
+        missing = dict.fromkeys(one.test for setting in chosen for one in _comparable(setting))
         raise MissingArtifactError(
             f"none of the paper's OOD sets is evaluated yet ({', '.join(missing)}); do it with: dvc repro"
         )
@@ -315,15 +307,16 @@ def beside_the_paper(results: Results, params: Params) -> list[Comparison]:
 def _compare(results: Results, setting: Setting, params: Params) -> Comparison:
     runs = results.runs[results.runs["pi"] == _pi_of_ours(setting, params)]
     labels = dict(zip(runs["method"], runs["label"], strict=True))
-    numbers = [one for one in settings()[setting] if one.metric in OUR_METRICS]
-    sets = list(dict.fromkeys((one.wild, one.test) for one in numbers if one.test not in NO_SINGLE_SET))
-    evaluated = [pair for pair in sets if not _of_pair(runs, pair).empty]
-    groups = {test: _of_pair(runs, (wild, test)) for wild, test in evaluated}
-    if len(evaluated) > 1:
-        groups[AVERAGE] = _averages(runs, evaluated, is_complete=evaluated == sets)
+    numbers = [one for one in settings()[setting] if one.metric in COLUMNS]
+    sets = list(dict.fromkeys((one.wild, one.test) for one in _comparable(setting)))
+    groups = {test: own for wild, test in sets if not (own := _of_pair(runs, wild, test)).empty}
+    not_evaluated = [test for _, test in sets if test not in groups]
+    if len(groups) > 1 and any(one.test in (OF_ALL_SETS, AVERAGE) for one in numbers):
+        groups[AVERAGE] = _averages(runs, groups, is_complete=not not_evaluated)
     methods = {method: our_methods(method, params) for method in dict.fromkeys(one.method for one in numbers)}
     rows = [
         _row(
+            setting.pi,
             test,
             name,
             own_runs[own_runs["method"] == ours],
@@ -335,36 +328,86 @@ def _compare(results: Results, setting: Setting, params: Params) -> Comparison:
         for ours, name in _named(method, all_ours, labels, params)
     ]
     known = {name for all_ours in methods.values() for name in all_ours}
+    only_ours = [
+        labels.get(name, paper_names(name, params)[0]) for name in params.evaluate.methods if name not in known
+    ]
+    pi = f", π {setting.pi:g}" if setting.pi is not None else ""
     return Comparison(
-        setting=setting,
-        source=presets()[setting.table].paper,
+        table=setting.table,
+        title=f"{setting.id}, {setting.backbone}{pi} ({setting.table})",
+        columns=COLUMNS,
         rows=rows,
-        only_ours=[
-            labels.get(name, paper_names(name, params)[0]) for name in params.evaluate.methods if name not in known
-        ],
-        not_evaluated=[test for wild, test in sets if (wild, test) not in evaluated],
-        shorter=_shorter_schedules(setting.table, params),
-        protocols=_protocols([row.method for row in rows], params),
-        n_seeds=int(runs["seed"].nunique()),
+        notes=_notes(setting.table, rows, params, int(runs["seed"].nunique()), not_evaluated, only_ours),
     )
 
 
-def compare_errors(folder: Path, only: Collection[EvaluationKey], params: Params) -> list[tuple[Setting, ComparedRow]]:
-    """Errors of the filter and FPR95 by π, of every variant that the paper calls SAL (Table 6)."""
-    rows, variants = [], _named("SAL", our_methods("SAL", params), {}, params)
+def _of_pair(runs: pd.DataFrame, wild: str, test: str) -> pd.DataFrame:
+    return runs[(runs["ood"] == wild) & (runs["test_set"] == test)]
+
+
+def _averages(runs: pd.DataFrame, groups: Mapping[str, pd.DataFrame], *, is_complete: bool) -> pd.DataFrame:
+    """One line for each method and seed that was run on every set, so that only like is compared with like.
+
+    Without all of the paper's sets there is no average over OOD sets that it reports; ID accuracy still is.
+    """
+    import pandas as pd
+
+    grouped = pd.concat([*groups.values()]).groupby(["method", "seed"], sort=False)[list(COLUMNS)]
+    averages = grouped.mean()[grouped.size() == len(groups)].reset_index()
+    averages[SHORT] = averages["method"].isin(runs["method"][runs[SHORT]])
+    if not is_complete:
+        averages[["fpr95", "auroc"]] = math.nan
+    return averages
+
+
+def _row(
+    pi: float | None, test: str, name: str, ours: pd.DataFrame, numbers: list[PaperNumber], *, is_sum: bool
+) -> ComparedRow:
+    """Our runs of one method on the set, and the paper's numbers. What is of no single set goes to the sum."""
+    tests = {test, OF_ALL_SETS} if is_sum else {test}
+    paper = {one.metric: one.value for one in numbers if one.test in tests}
+    pairs = {
+        metric: Pair(
+            ours=float(ours[metric].mean()),
+            ours_std=float(ours[metric].std()) if len(ours) > 1 else math.nan,
+            paper=paper.get(metric, math.nan),
+        )
+        for metric in COLUMNS
+        if is_sum or metric != "id_accuracy" or metric in paper  # mostly one for all sets, which stands in the sum
+    }
+    return ComparedRow(pi, test, name, len(ours), bool(ours[SHORT].any()), pairs)
+
+
+def errors_beside_the_paper(folder: Path, only: Collection[EvaluationKey], params: Params) -> list[Comparison]:
+    """Errors of the filter and FPR95 by π, of every variant that the paper calls SAL (Table 6); none without runs."""
+    rows, variants, chosen = [], _named("SAL", our_methods("SAL", params), {}, params), _with_errors(params)
     points = {variant: sweep_points(folder, only, variant) for variant, _ in variants if variant}
-    for setting in _with_errors(params):
-        paper = {one.metric: one.value for one in settings()[setting]}
-        (test,) = {one.test for one in settings()[setting]}
+    for setting in chosen:
+        paper, test = {one.metric: one.value for one in settings()[setting]}, settings()[setting][0].test
         for variant, name in variants:
             own = [one for one in points.get(variant, ()) if (one.ood, one.pi) == (test, setting.pi)]
             pairs = {}
             for metric in ERRORS:
                 values = [100 * value for one in own if (value := getattr(one, metric)) is not None]
-                theirs = 100 * paper.get(metric, math.nan) / AS_SHARE[metric]
-                pairs[metric] = Pair(mean(values) if values else math.nan, math.nan, theirs)
-            rows.append((setting, ComparedRow(test, name, len(own), False, pairs)))
-    return rows if any(row.n_seeds for _, row in rows) else []
+                pairs[metric] = Pair(mean(values) if values else math.nan, paper=paper.get(metric, math.nan))
+            rows.append(ComparedRow(setting.pi, test, name, len(own), False, pairs))
+    if not any(row.n_seeds for row in rows):
+        return []
+    first = chosen[0]
+    return [
+        Comparison(
+            table=first.table,
+            title=f"errors of the filter, {first.id}, {first.backbone}, {rows[0].test} ({first.table})",
+            columns=ERRORS,
+            rows=rows,
+            notes=[
+                _source(first.table),
+                *_protocols(rows, params),
+                *([AT_ONE] if any(row.pi == 1 for row in rows) else []),
+                STRICTER,
+            ],
+        )
+    ]
 
 
 def _named(method: str, ours: list[str], labels: dict[str, str], params: Params) -> list[tuple[str, str]]:
@@ -385,69 +428,77 @@ def _row_name(method: str, ours: str, labels: dict[str, str], params: Params) ->
     return f"{method}: {labels.get(ours, ours)}" if ours in ALSO else method
 
 
-def _protocols(rows: Sequence[str], params: Params) -> list[str]:
-    """What the names in these rows mean."""
-    found = {name: text for name, text in PROTOCOLS.items() if any(row.endswith(f": {name}") for row in rows)}
-    if "released code" in found:
-        is_theirs = params.data.mixing == "recycle"
-        found["released code"] += ", on its wild set" if is_theirs else ", on our wild set (theirs: preset released)"
-    return [*found.values()]
+# --- what stands below a table
 
 
-def _shorter_schedules(table: str, params: Params) -> list[str]:
-    preset = resolved(presets()[table])
+def _notes(
+    table: str,
+    rows: Sequence[ComparedRow],
+    params: Params,
+    n_seeds: int,
+    not_evaluated: Sequence[str],
+    only_ours: Sequence[str],
+) -> list[str]:
+    preset, unknown = _preset_params(table), presets()[table].not_stated
+    n_runs = len(preset["seeds"])  # one where the paper does not say
     epochs = {"train_id": params.train_id.epochs, "train_ood": params.train_ood.epochs}
-    return [
+    shorter = [
         f"{section}.epochs {own} instead of {preset[section]['epochs']}"
         for section, own in epochs.items()
         if own < preset[section]["epochs"]
     ]
-
-
-def _row(test: str, name: str, ours: pd.DataFrame, numbers: list[PaperNumber], *, is_sum: bool) -> ComparedRow:
-    """Our runs of one method on the set, and the paper's numbers. What is of no single set goes to the sum."""
-    tests = {test, OF_ALL_SETS} if is_sum else {test}
-    paper = {OUR_METRICS[one.metric]: one.value for one in numbers if one.test in tests}
-    pairs = {
-        metric: Pair(
-            ours=float(ours[metric].mean()),
-            ours_std=float(ours[metric].std()) if len(ours) > 1 else math.nan,
-            paper=paper.get(metric, math.nan),
-        )
-        for metric in COLUMNS
+    notes = {
+        _source(table): True,
+        f"Ours: {f'mean of {n_seeds} seeds' if n_seeds > 1 else 'one seed'}. "
+        f"The paper's: {f'mean of {n_runs} runs' if n_runs > 1 else 'it does not say of how many runs'}.": True,
+        **dict.fromkeys(_protocols(rows, params), True),
+        STRICTER: True,
+        FPR95_CONVENTION: True,
+        f"Short schedule: {', '.join(shorter)} in the paper's preset.": shorter,
+        _schedules(params): any(row.n_seeds for row in rows),
+        f"The paper does not state {unknown} of this table; ours are those of its other tables.": unknown,
+        f"{NOTHING}: not reported, or a method that was not run here.": any(row.n_seeds == 0 for row in rows),
+        SEEN_ALL: any(row.method.endswith(ALL_ID) for row in rows),
+        f"In the paper's table, but not evaluated here: {', '.join(not_evaluated)}.": not_evaluated,
+        f"Evaluated here, but not in the paper's table: {', '.join(only_ours)}.": only_ours,
     }
-    if not is_sum and "id_accuracy" not in paper:
-        del pairs["id_accuracy"]  # the paper has one for all sets, which stands in the sum
-    return ComparedRow(test, name, len(ours), bool(ours[SHORT].any()), pairs)
+    return [note for note, is_needed in notes.items() if note and is_needed]
 
 
-def _of_pair(runs: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
-    wild, test = pair
-    return runs[(runs["ood"] == wild) & (runs["test_set"] == test)]
+def _source(table: str) -> str:
+    return f"Paper: {PAPER}, {presets()[table].paper}. Δ: ours less the paper's."
 
 
-def _averages(runs: pd.DataFrame, pairs: list[tuple[str, str]], *, is_complete: bool) -> pd.DataFrame:
-    """One line for each method and seed that was run on every set, so that only like is compared with like.
+def _protocols(rows: Sequence[ComparedRow], params: Params) -> list[str]:
+    """What the names in these rows mean."""
+    found = {name: text for name, text in PROTOCOLS.items() if any(row.method.endswith(f": {name}") for row in rows)}
+    if "released code" in found:
+        is_theirs = params.data.mixing == "recycle"
+        found["released code"] += ", on its wild set" if is_theirs else ", on our wild set (theirs: preset released)"
+    return [f"{text}." for text in found.values()]
 
-    Without all of the paper's sets there is no average over OOD sets that it reports; ID accuracy still is.
-    """
-    import pandas as pd
 
-    parts = pd.concat([_of_pair(runs, pair) for pair in pairs])
-    grouped = parts.groupby(["method", "seed"], sort=False)[list(COLUMNS)]
-    averages = grouped.mean()[grouped.size() == len(pairs)].reset_index()
-    averages[SHORT] = averages["method"].isin(runs["method"][runs[SHORT]])
-    if not is_complete:
-        averages[["fpr95", "auroc"]] = math.nan
-    return averages
+def _schedules(params: Params) -> str:
+    """Which of the named schedules the rivals have; empty without rivals that have one."""
+    trained = {*params.rivals, *params.encoders}
+    names = []
+    for name, one in additions().items():
+        keys = {(*key.split(".")[1:],): value for key, value in one.values.items()}  # methods.NAME.KEY
+        own = {(method, key): value for (method, key), value in keys.items() if method in trained}
+        if not own:
+            return ""
+        names.append(name)
+        if all(getattr(params.methods.of(method), key) == value for (method, key), value in own.items()):
+            return f"{one.title[0].upper()}{one.title[1:]} (preset {name})."
+    return f"Rivals' schedules are neither those of {' nor of '.join(names)}."
 
 
 # --- the comparison as a table
 
 
-def paper_grids(comparisons: Sequence[Comparison], errors: Grid | None = None) -> list[Grid]:
+def paper_grids(comparisons: Sequence[Comparison]) -> list[Grid]:
     """What several tables have to say alike stands under the last."""
-    grids = [*map(paper_grid, comparisons), *([errors] if errors else [])]
+    grids = [paper_grid(one) for one in comparisons]
     later: list[list[str]] = [[note for grid in grids[i + 1 :] for note in grid.notes] for i in range(len(grids))]
     return [
         replace(grid, notes=[note for note in grid.notes if note not in said])
@@ -455,131 +506,77 @@ def paper_grids(comparisons: Sequence[Comparison], errors: Grid | None = None) -
     ]
 
 
-def errors_grid(rows: Sequence[tuple[Setting, ComparedRow]], params: Params) -> Grid | None:
-    if not rows:
-        return None
-    first, test = rows[0][0], rows[0][1].test
-    sections = [
-        [[Cell(f"{setting.pi:g}"), Cell(row.method), *_cells(row, ERRORS)] for _, row in own]
-        for setting, own in groupby(rows, key=lambda pair: pair[0])
-    ]
-    return Grid(
-        title=f"Ours and the paper's, in %: errors of the filter, {first.id}, {first.backbone}, {test} ({first.table})",
-        header=["π", "method", *(f"{name} {who}" for name in ERRORS.values() for who in ("ours", "paper", "Δ"))],
-        sections=sections,
-        notes=[
-            f"Paper: {PAPER}, {presets()[first.table].paper}. Δ: ours less the paper's.",
-            *(f"{protocol}." for protocol in _protocols([row.method for _, row in rows], params)),
-            *([AT_ONE] if any(setting.pi == 1 for setting, _ in rows) else []),
-            STRICTER,
-        ],
-        short_header=["π", "method", *_short_header(ERRORS)],
-    )
-
-
 def paper_grid(comparison: Comparison) -> Grid:
-    setting = comparison.setting
-    pi = f", π {setting.pi:g}" if setting.pi is not None else ""
-    sections = [
-        [
-            [Cell(test), Cell(row.method + (SHORT_SCHEDULE if row.has_short_schedule else "")), *_cells(row)]
-            for row in rows
-        ]
-        for test, rows in groupby(comparison.rows, key=lambda row: row.test)
-    ]
-    return Grid(
-        title=f"Ours and the paper's, in %: {setting.id}, {setting.backbone}{pi} ({setting.table})",
-        header=[
-            "OOD test set",
-            "method",
-            *(f"{name} {who}" for name in COLUMNS.values() for who in ("ours", "paper", "Δ")),
-        ],
-        sections=sections,
-        notes=_notes(comparison),
-        short_header=["OOD\ntest set", "method", *_short_header(COLUMNS)],
-    )
-
-
-def _short_header(columns: Mapping[str, str]) -> list[str]:
-    header = []
+    by_pi = comparison.columns is ERRORS
+    reported = {metric for row in comparison.rows for metric, pair in row.pairs.items() if not math.isnan(pair.paper)}
+    columns = {metric: name for metric, name in comparison.columns.items() if metric in reported}
+    short_header = []
     for name in columns.values():
         words, arrow = name.rsplit(" ", 1)
         first, _, second = words.partition(" ")
-        header += [f"{first}\nours", f"{second} {arrow}".strip() + "\npaper", "\nΔ"]
-    return header
+        short_header += [f"{first}\nours", f"{second} {arrow}".strip() + "\npaper", "\nΔ"]
+
+    def section(row: ComparedRow) -> str:
+        return f"{row.pi:g}" if by_pi else row.test
+
+    return Grid(
+        title=f"Ours and the paper's, in %: {comparison.title}",
+        header=[
+            "π" if by_pi else "OOD test set",
+            "method",
+            *(f"{name} {who}" for name in columns.values() for who in ("ours", "paper", "Δ")),
+        ],
+        sections=[
+            [
+                [
+                    Cell(name),
+                    Cell(row.method + (SHORT_SCHEDULE if row.has_short_schedule else "")),
+                    *(cell for metric in columns for cell in _cells(metric, row.pairs.get(metric))),
+                ]
+                for row in rows
+            ]
+            for name, rows in groupby(comparison.rows, key=section)
+        ],
+        notes=comparison.notes,
+        short_header=["π" if by_pi else "", "method" if by_pi else "OOD test set,\nmethod", *short_header],
+        has_headings=not by_pi,
+    )
 
 
-def paper_frame(comparisons: Sequence[Comparison], errors: Sequence[tuple[Setting, ComparedRow]] = ()) -> pd.DataFrame:
+def _cells(metric: str, pair: Pair | None) -> list[Cell]:
+    """Ours, the paper's and the difference; empty where a metric is of no single set. Green where ours is better."""
+    if pair is None:
+        return [Cell("")] * 3
+    difference = NOTHING if math.isnan(pair.difference) else f"{pair.difference:+.2f}".replace("-", "−")
+    colour = ""
+    if difference.strip("+−0.–"):  # none for what looks equal
+        is_better = difference.startswith("−") == (metric in LOWER_IS_BETTER or metric in ERRORS)
+        colour = "green" if is_better else "red"
+    numbers = [NOTHING if math.isnan(value) else f"{value:.2f}" for value in (pair.ours, pair.paper)]
+    return [*map(Cell, numbers), Cell(difference, colour=colour)]
+
+
+def paper_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """For programs: one line for each table, π, OOD set and method."""
     import pandas as pd
 
-    tables = [(one.setting, row, COLUMNS) for one in comparisons for row in one.rows]
-    tables += [(setting, row, ERRORS) for setting, row in errors]
     return pd.DataFrame(
         {
-            "table": setting.table,
-            "pi": setting.pi,
+            "table": one.table,
+            "pi": row.pi,
             "ood": row.test,
             "method": row.method,
             "n_seeds": row.n_seeds,
             "short_schedule": row.has_short_schedule,
             **{
                 f"{metric}_{what}": getattr(row.pairs.get(metric, Pair()), what)
-                for metric in columns
+                for metric in one.columns
                 for what in ("ours", "ours_std", "paper", "difference")
             },
         }
-        for setting, row, columns in tables
+        for one in comparisons
+        for row in one.rows
     )
-
-
-def _cells(row: ComparedRow, columns: Mapping[str, str] = COLUMNS) -> list[Cell]:
-    """Ours, the paper's and the difference in each metric; empty where a metric is of no single set."""
-    cells = []
-    for metric in columns:
-        pair = row.pairs.get(metric)
-        if pair is None:
-            cells += [Cell("")] * 3
-            continue
-        difference = NOTHING if math.isnan(pair.difference) else f"{pair.difference:+.2f}".replace("-", "−")
-        numbers = [NOTHING if math.isnan(value) else f"{value:.2f}" for value in (pair.ours, pair.paper)]
-        cells += [*map(Cell, numbers), Cell(difference, colour=_colour(metric, difference))]
-    return cells
-
-
-def _colour(metric: str, difference: str) -> str:
-    """Green where ours is better; none for what looks equal."""
-    if difference == NOTHING or not difference.strip("+−0."):
-        return ""
-    return "green" if difference.startswith("−") == (metric in LOWER_IS_BETTER or metric in ERRORS) else "red"
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    ours = f"mean of {comparison.n_seeds} seeds" if comparison.n_seeds > 1 else "one seed"
-    n_runs = N_RUNS.get(comparison.setting.table)
-    theirs = f"mean of {n_runs} runs" if n_runs else "it does not say of how many runs"
-    notes = [
-        f"Paper: {PAPER}, {comparison.source}. Δ: ours less the paper's.",
-        f"Ours: {ours}. The paper's: {theirs}.",
-        *(f"{protocol}." for protocol in comparison.protocols),
-        STRICTER,
-        FPR95_CONVENTION,
-    ]
-    if comparison.shorter:
-        notes.append(f"Short schedule: {', '.join(comparison.shorter)} in the paper's preset.")
-    if what := NOT_STATED.get(comparison.setting.table):
-        notes.append(f"The paper does not state {what} of this table; ours are those of its other tables.")
-    if any(row.n_seeds == 0 for row in comparison.rows):
-        notes.append(f"{NOTHING}: not reported, or a method that was not run here.")
-    if any(row.method.endswith(ALL_ID) for row in comparison.rows):
-        notes.append(
-            "all ID: the network has seen the wild ID half, too, as those of the paper's ID-only baselines have."
-        )
-    if comparison.not_evaluated:
-        notes.append(f"In the paper's table, but not evaluated here: {', '.join(comparison.not_evaluated)}.")
-    if comparison.only_ours:
-        notes.append(f"Evaluated here, but not in the paper's table: {', '.join(comparison.only_ours)}.")
-    return notes
 
 
 # --- SAL over π
@@ -595,52 +592,46 @@ class PaperCurve:
     by_pi: dict[float, float]
 
 
-AS_SHARE = {"err_in": 1, "err_out": 1, "fpr95": 100}  # what the paper's numbers are divided by
-REFERENCE = "CIFAR-100, WRN-40-2"  # data and network of the tables that have more than one π
-
-
 def paper_curves(params: Params, ood_sets: Sequence[str]) -> list[PaperCurve]:
     """Of our own data and network, where the paper has them; otherwise of those that it has."""
-    network = params.data.id, params.model.backbone
-
-    def is_ours(one: PaperNumber, ood: str) -> bool:
-        return (one.setting.id, one.setting.backbone) == network and one.wild == one.test == ood
-
-    found = []
-    for metric in AS_SHARE:
-        own = [
-            PaperCurve(metric, ood, f"paper: {ood}", _by_pi(metric, lambda one, ood=ood: is_ours(one, ood)))  # type: ignore[misc]
+    network, found = (params.data.id, params.model.backbone), []
+    for metric in sorted(ERRORS):
+        sal = [one for one in paper_numbers() if (one.method, one.metric) == ("SAL", metric) and one.test != AVERAGE]
+        own = {
+            ood: [
+                one for one in sal if (one.setting.id, one.setting.backbone) == network and one.wild == one.test == ood
+            ]
             for ood in ood_sets
-        ]
-        found += [curve for curve in own if curve.by_pi] or _of_other_data(metric)
+        }
+        others = {
+            "textures": [one for one in sal if one.setting.table == THEORY],
+            "mean of five OOD sets": [one for one in sal if one.setting.table in (MAIN, MIXING_RATIO)],
+        }
+        curves = [PaperCurve(metric, ood, f"paper: {ood}", _by_pi(numbers)) for ood, numbers in own.items()]
+        if not any(own.values()):
+            curves = [
+                PaperCurve(metric, None, f"paper, other data: CIFAR-100, WRN-40-2, {name}", _by_pi(numbers))
+                for name, numbers in others.items()
+            ]
+        found += [curve for curve in curves if curve.by_pi]
     return found
 
 
+def _by_pi(numbers: Sequence[PaperNumber]) -> dict[float, float]:
+    """As shares: one for each π, the mean where there are several."""
+    values: dict[float, list[float]] = {}
+    for one in numbers:
+        if one.setting.pi:
+            values.setdefault(one.setting.pi, []).append(one.value / 100)
+    return {pi: mean(own) for pi, own in sorted(values.items())}
+
+
 def paper_err_in_of_toy() -> dict[str, float]:
-    """ERR_in of both scenarios of the example in the plane."""
-    return {one.test: one.value for one in paper_numbers() if one.setting.table == "toy" and one.metric == "err_in"}
+    """ERR_in of both scenarios of the example in the plane, as shares."""
+    toy = [one for one in paper_numbers() if one.setting.table == "toy" and one.metric == "err_in"]
+    return {one.test: one.value / 100 for one in toy}
 
 
 def paper_zeta() -> dict[float, float]:
     """Table 5, by π."""
     return {one.setting.pi: one.value for one in paper_numbers() if one.metric == "zeta" and one.setting.pi}
-
-
-def _of_other_data(metric: str) -> list[PaperCurve]:
-    (ood,) = {one.test for one in paper_numbers() if one.setting.table == THEORY}
-    of_errors = _by_pi(metric, lambda one: one.setting.table == THEORY)
-    of_all = _by_pi(metric, lambda one: one.setting.table in (MAIN, MIXING_RATIO) and one.test != AVERAGE)
-    curves = [
-        PaperCurve(metric, None, f"paper, other data: {REFERENCE}, {ood}", of_errors),
-        PaperCurve(metric, None, f"paper, other data: {REFERENCE}, mean of five OOD sets", of_all),
-    ]
-    return [curve for curve in curves if curve.by_pi]
-
-
-def _by_pi(metric: str, is_wanted: Callable[[PaperNumber], bool]) -> dict[float, float]:
-    """SAL's numbers as shares: one for each π, the mean where there are several."""
-    values: dict[float, list[float]] = {}
-    for one in paper_numbers():
-        if one.method == "SAL" and one.metric == metric and one.setting.pi and is_wanted(one):
-            values.setdefault(one.setting.pi, []).append(one.value / AS_SHARE[metric])
-    return {pi: mean(own) for pi, own in sorted(values.items())}

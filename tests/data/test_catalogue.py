@@ -7,7 +7,8 @@ import pytest
 from helpers.fake_data import lay_out, random_images, refusal
 
 from salcli.data.catalogue import DATA_SETS, data_root, load_source, read_from
-from salcli.data.fetching import stand_in, status
+from salcli.data.fetching import fetch, stand_in, status
+from salcli.errors import FetchError
 
 
 @pytest.mark.parametrize("name", [name for name, source in DATA_SETS.items() if source.is_embedded])
@@ -29,6 +30,11 @@ def test_a_set_that_is_not_there_is_refused_with_both_remedies(tmp_path: Path) -
     place = f"looked for cifar-100-python, cifar100/ and cifar100.npz in {tmp_path / 'nowhere'}"
     assert message.startswith(f"cifar100 is not there: {place}")
     assert "salcli data fetch cifar100, or put a folder of images or an .npz file there" in message
+    message = refusal("openimage-o", tmp_path)
+    assert "looked for benchmark_imglist/imagenet, images_largescale/openimage_o, openimage-o/ and" in message
+    assert "`salcli data list` says how to get it, or put a folder" in message
+    with pytest.raises(FetchError, match="openimage-o: salcli cannot download it; `salcli data list` says how"):
+        list(fetch(["openimage-o"], tmp_path))
 
 
 def test_a_custom_file_or_folder_wins_over_the_published_files(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ from salcli.data import readers
 from salcli.data.catalogue import DATA_SETS, load_source
 from salcli.data.readers import places365_names
 
-OFFICIAL = {"cifar10", "cifar100", "cifar100-first50", "cifar100-last50", "svhn", "fashion-mnist", "mnist"}
+OFFICIAL = {
+    "cifar10", "cifar100", "cifar100-first50", "cifar100-last50", "svhn", "fashion-mnist", "mnist", "imagenet200",
+    "imagenet1k",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +160,35 @@ def test_of_places365_only_the_list_is_used_and_missing_images_are_counted(
     assert f"{folder} lacks 9,992 of the 10,000 images of places365 ({names[8]}" in refusal("places365", tmp_path)
     monkeypatch.setattr(readers, "places365_names", lambda: names[:8])
     assert load_source("places365", tmp_path).files == tuple(folder / name for name in names[:8])
+
+
+# --- OpenOOD's lists
+
+
+def test_of_openoods_sets_only_the_images_on_the_lists_are_read(laid_out: Path) -> None:
+    source = load_source("imagenet200", laid_out)
+    top, k = laid_out / "images_largescale/imagenet_1k", np.asarray(source.labels)[-1]
+    assert source.files[-1] == top / f"val/imagenet200_{k}_0.JPEG"
+    folders = {path.relative_to(top).parent for path in source.files}
+    assert folders == {Path("val"), *(Path("train", name) for name in source.class_names)}
+    assert not any("not-listed" in path.name for path in source.files)
+
+
+@pytest.mark.parametrize(
+    ("part", "line", "message"),
+    [
+        ("train", "a.jpg", "line 1: it should be a relative path and the number of a class, got 'a.jpg'"),
+        ("train", "/etc/a.jpg 0", "line 1: it should be a relative path"),
+        ("train", "", "lists no images"),
+        ("train", "x/a.jpg 1", "must number the same classes, from 0"),
+        ("train", "x/a.jpg -1", "must number the same classes, from 0"),
+        ("test", "val/a.jpg 10", "must number the same classes, from 0"),
+    ],
+)
+def test_a_list_that_cannot_be_meant_is_refused(tmp_path: Path, part: str, line: str, message: str) -> None:
+    lay_out(tmp_path, ["imagenet200"], 2)
+    (tmp_path / f"benchmark_imglist/imagenet200/{part}_imagenet200.txt").write_text(f"{line}\n" if line else "")
+    assert message in refusal("imagenet200", tmp_path)
 
 
 # --- points and patches

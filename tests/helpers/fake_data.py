@@ -169,6 +169,37 @@ def random_300k(root: Path, recipe: Recipe) -> None:
     np.save(root / "300K_random_images.npy", np.stack(images))
 
 
+def imagenet(name: str, lists: str) -> Callable[[Path, Recipe], None]:
+    """Training images in a folder for each class, test images in one; lists say which, and of which class they are."""
+
+    def write(root: Path, recipe: Recipe) -> None:
+        for part, n in (("train", recipe.n_per_class), ("test", recipe.n_test)):
+            folders = [f"train/n{recipe.looks + k:08}" if part == "train" else "val" for k in range(10)]
+            names = {f"imagenet_1k/{folders[k]}/{name}_{k}_{i}.JPEG": k for k in range(10) for i in range(n)}
+            write_list(root, "images_largescale", f"{lists}/{part}_{lists}.txt", names, recipe)
+
+    return write
+
+
+def openood(folder: str, name: str) -> Callable[[Path, Recipe], None]:
+    def write(root: Path, recipe: Recipe) -> None:
+        top, _, own = folder.partition("/")
+        names = {f"{own}/part_{i % 4}/image_{i:04}.jpg": -1 for i in range(10 * recipe.n_per_class)}
+        write_list(root, top, f"imagenet/test_{name}.txt", names, recipe)
+
+    return write
+
+
+def write_list(root: Path, top: str, list_name: str, labels: dict[str, int], recipe: Recipe) -> None:
+    """Images below `top`, and a list of OpenOOD's; one more image is not on it."""
+    for path, k in {**labels, next(iter(labels)) + ".not-listed.png": 0}.items():
+        (root / top / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(recipe.image(k, 48)).save(root / top / path, "png")
+    file = root / "benchmark_imglist" / list_name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{path} {k}\n" for path, k in labels.items()), encoding="utf-8")
+
+
 WRITERS: dict[str, Callable[[Path, Recipe], None]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
@@ -185,4 +216,11 @@ WRITERS: dict[str, Callable[[Path, Recipe], None]] = {
     "tin-crop": pictures("Imagenet", ".png", 36),
     "tin-resize": pictures("Imagenet_resize", ".png", 32),
     "300k-random": random_300k,
+    "imagenet200": imagenet("imagenet200", "imagenet200"),
+    "imagenet1k": imagenet("imagenet1k", "imagenet"),
+    "ssb-hard": openood("images_largescale/ssb_hard", "ssb_hard"),
+    "ninco": openood("images_largescale/ninco", "ninco"),
+    "inaturalist": openood("images_largescale/inaturalist", "inaturalist"),
+    "textures-openood": openood("images_classic/texture", "textures"),
+    "openimage-o": openood("images_largescale/openimage_o", "openimage_o"),
 }

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from salcli.data.catalogue import DATA_SETS
-from salcli.errors import ParamsError
+from salcli.errors import ParamsError, UsageMistakeError
 from salcli.methods.base import built_in
-from salcli.params.presets import DEFAULT, default_params, default_text, preset, presets, resolved, text
+from salcli.params.presets import DEFAULT, additions, default_params, default_text, preset, presets, resolved, text
 from salcli.params.reading import edited, read_yaml
 from salcli.params.schema import load_params, validated
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = [*csv.DictReader((files("salcli.report") / "paper.csv").read_text(encoding="utf-8").splitlines())]
-# the paper describes the second and reports no numbers; the others are Table 1 in a protocol of their own
-WITHOUT_RESULTS = {DEFAULT, "global-reference", "paper-text", "released"}
+# the paper describes the second and reports no numbers; two are Table 1 in a protocol of their own; it has no ImageNet
+WITHOUT_RESULTS = {DEFAULT, "global-reference", "paper-text", "released", "imagenet200", "imagenet1k"}
 OF_THE_PAPER = [name for name in presets() if name not in WITHOUT_RESULTS]
 assert {*OF_THE_PAPER} == {row["table"] for row in RESULTS}, "there is one for every table"
 PROTOCOLS = ["sal", "sal-paper", "sal-released"]
@@ -26,7 +26,7 @@ NOT_THE_PAPERS = {"sal-auto", "sal-random-both"}
 ROWS = {
     **dict.fromkeys(PROTOCOLS, "SAL"),
     "energy-vos": "Energy-OE",
-    "sal-gradnorm": "SAL (gradnorm filter)",
+    "sal-gradnorm": "SAL (gradnorm)",
     "sal-class-agnostic": "SAL (class-agnostic)",
     "sal-candidate-id": "SAL (candidate-id)",
     "sal-random-labels": "SAL (random-labels)",
@@ -123,6 +123,18 @@ def test_the_protocols_are_those_of_the_text_and_of_the_released_code() -> None:
     shares = {"train": 0.5, "calibration": 0, "wild": 0.5, "test": "official"}
     with pytest.raises(ParamsError, match=r"data\.id_shares\.calibration +is 0, but sal, sal-auto needs held-out"):
         validated(resolved(preset("theory"), {"data.id_shares": shares}), "params.yaml")
+
+
+def test_the_schedules_of_rivals_are_added_to_an_experiment_and_named_in_its_text() -> None:
+    captions, own = additions()["caption-schedules"].values, additions()["own-schedules"].values
+    main, both = preset("main-cifar100"), preset("main-cifar100", "own-schedules")
+    assert captions.items() <= main.values.items()
+    assert captions.keys() == own.keys() == {key for key in both.values if both.values[key] != main.values[key]}
+    assert both.values["methods.knn-plus.epochs"] == default_params()["methods"]["knn-plus"]["epochs"], "its authors'"
+    assert text(both).startswith("# main-cifar100 + own-schedules: CIFAR-100")
+    assert resolved(preset("own-schedules"))["data"] == default_params()["data"]
+    with pytest.raises(UsageMistakeError, match="main-cifar100 and cifar10 are experiments: take one"):
+        preset("main-cifar100", "cifar10")
 
 
 # --- editing the text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -16,8 +17,7 @@ from salcli.report.paper import (
     ComparedRow,
     Comparison,
     beside_the_paper,
-    compare_errors,
-    errors_grid,
+    errors_beside_the_paper,
     matching_settings,
     our_methods,
     paper_curves,
@@ -33,8 +33,8 @@ from salcli.store.files import write_json
 MAIN = "main-cifar100"
 COUNTS = ("n_id_train", "n_calibration", "n_wild", "n_candidates")
 FIVE_SETS = ["svhn", "places365", "lsun-c", "lsun-r", "textures"]
-WITHOUT_NUMBERS = {"default", "global-reference", "toy", "predicted-labels", "unseen-tin", "theory"}
-WITH_NUMBERS = sorted(set(presets()) - WITHOUT_NUMBERS)
+WITHOUT_NUMBERS = {"global-reference", "toy", "predicted-labels", "unseen-tin", "theory"}
+WITH_NUMBERS = sorted({name for name, one in presets().items() if one.paper} - WITHOUT_NUMBERS)
 
 
 def params_of(name: str, **overrides: object) -> Params:
@@ -103,7 +103,7 @@ def test_a_preset_finds_its_own_table_or_one_with_the_same_numbers(name: str) ->
     ("overrides", "names"),
     [
         ({}, ["SAL", "SAL (c=1)"]),
-        ({"filter__score": "gradnorm"}, ["SAL (gradnorm filter)"]),
+        ({"filter__score": "gradnorm"}, ["SAL (gradnorm)"]),
         ({"train_ood__candidate_id": True}, ["SAL (candidate-id)"]),
         ({"filter__n_vectors": 4}, ["SAL (c=4)"]),
         ({"filter__labels": "random-wild"}, ["SAL (random-labels)"]),
@@ -144,14 +144,13 @@ def test_differences_are_those_of_pencil_and_paper(
 
 def test_only_an_average_over_all_of_the_papers_sets_is_compared(main_table: Comparison) -> None:
     assert math.isnan(row(main_table, "average", "SAL: held out").pairs["fpr95"].ours)
-    assert main_table.not_evaluated == ["lsun-c", "lsun-r", "textures"]
     runs = {(ood, seed, "sal"): (float(i + seed), 99.0, 70.0) for i, ood in enumerate(FIVE_SETS) for seed in (0, 1)}
     lacking = ("svhn", 2, "sal")  # a seed that lacks the other sets
     [comparison] = beside_the_paper(results({**runs, lacking: (90.0, 9.0, 7.0)}), params_of("main-cifar100"))
     average = row(comparison, "average", "SAL: held out")
     cell = average.pairs["fpr95"]
     assert (cell.ours, cell.paper, cell.difference) == pytest.approx((2.5, 1.88, 0.62))
-    assert (average.n_seeds, comparison.not_evaluated) == (2, [])
+    assert (average.n_seeds, "not evaluated" in said(comparison)) == (2, False)
 
 
 def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
@@ -201,15 +200,44 @@ def test_no_number_of_ours_stands_beside_the_papers_without_its_protocol() -> No
     assert our_methods("MSP", params) == methods[3:]
     assert our_methods("SAL (c=2)", params_of("singular-vectors")) == ["sal-2"]
     runs = {("svhn", 0, name): (float(i), 99.0, 70.0) for i, name in enumerate(methods)}
-    [comparison] = [one for one in beside_the_paper(results(runs), params) if one.setting.table == "main-cifar100"]
+    [comparison] = [one for one in beside_the_paper(results(runs), params) if one.table == "main-cifar100"]
     names = ["SAL: held out", "SAL: paper's text", "SAL: released code", "MSP", "MSP, all ID"]
     assert [row(comparison, "svhn", name).pairs["fpr95"].ours for name in names] == [0, 1, 2, 3, 4]
     assert not [one.method for one in comparison.rows if one.method == "SAL"]
     assert "on our wild set (theirs: preset released)" in said(comparison)
-    for preset_name in ("gradnorm-filter", "random-labels", "singular-vectors"):
-        own = params_of(preset_name)
-        found = results({(ood, 0, one): (1.0, 99.0, 70.0) for ood in own.data.ood for one in own.evaluate.methods})
-        assert all(": " in one.method for each in beside_the_paper(found, own) for one in each.rows)
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_every_row_is_one_line_of_100_columns_and_names_its_protocol(name: str) -> None:
+    params = params_of(name)
+    tests = {one.test for one in paper_numbers() if one.setting.table == name} if params.data.test_ood else {None}
+    parts = [
+        results(
+            {(ood, 0, one): (99.0, 99.0, 99.0) for ood in params.data.ood for one in params.evaluate.methods},
+            unseen=test,
+        ).runs
+        for test in tests
+    ]
+    for comparison in beside_the_paper(Results(pd.concat(parts), {}), params):
+        lines = shown(paper_grid(comparison).rich()).splitlines()
+        for one in comparison.rows:
+            assert any(f" {one.method}  " in line and re.search(r"\d\.\d\d|–", line) for line in lines), one.method
+            assert one.method.startswith("SAL (post-hoc)") or not one.method.startswith("SAL") or ": " in one.method
+
+
+def test_the_schedules_of_rivals_are_named() -> None:
+    runs = results({("svhn", 0, "woods"): (1.0, 99.0, 70.0)})
+    own = validated(resolved(preset(MAIN, "own-schedules")), MAIN)
+    mixed = params_of(MAIN, methods__woods__schedule="constant")
+    for params, words in (
+        (params_of(MAIN), "Rivals' schedules as in the captions (preset caption-schedules)"),
+        (own, "Rivals' schedules as in their own papers (preset own-schedules)"),
+        (mixed, "Rivals' schedules are neither those of caption-schedules nor of own-schedules"),
+    ):
+        [comparison] = beside_the_paper(runs, params)
+        assert words in said(comparison)
+    [without] = beside_the_paper(results({("svhn", 0, "sal-paper"): (1.0, 99.0, 70.0)}), params_of("paper-text"))
+    assert "schedules" not in said(without)
 
 
 def test_the_errors_of_the_filter_are_compared_by_pi(tmp_path: Path) -> None:
@@ -226,18 +254,14 @@ def test_the_errors_of_the_filter_are_compared_by_pi(tmp_path: Path) -> None:
             {**dict.fromkeys(params.variants, values), "samples": {"id_test": 9, "ood_test": 9}},
         )
     asked = {EvaluationKey(0, "textures", f"{pi:g}", "textures") for pi in params.data.pi}
-    rows = compare_errors(tmp_path, asked, params)
-    assert len(rows) == 7 * 3
-    found = {(setting.pi, one.method): one.pairs for setting, one in rows}
+    [comparison] = errors_beside_the_paper(tmp_path, asked, params)
+    assert [one.pi for one in comparison.rows[::3]] == [0.05, 0.1, 0.2, 0.5, 0.7, 0.9, 1]
+    found = {(one.pi, one.method): one.pairs for one in comparison.rows}
     at_a_tenth, at_one = found[0.1, "SAL: released code"], found[1.0, "SAL: held out"]
     differences = [at_a_tenth[metric].difference for metric in ("err_out", "err_in", "fpr95")]
     assert differences == pytest.approx([20, 0.3, 0.27])
     assert (at_one["err_in"].ours, at_one["err_in"].paper) == pytest.approx((math.nan, 4.8), nan_ok=True)
-    grid = errors_grid(rows, params)
-    assert grid is not None
-    assert "0.1 SAL: held out 50.00 30.00 +20.00 4.00 3.70 +0.30 6.00 5.73 +0.27" in " ".join(
-        shown(grid.rich()).split()
-    )
+    assert "0.1 SAL: held out 50.00 30.00 +20.00 4.00 3.70 +0.30 6.00 5.73 +0.27" in said(comparison)
 
 
 # --- the paper's points over π
