@@ -74,7 +74,7 @@ def _learning_against_tau(setup: Setup, sizes: Sizes, size: str) -> Row:
 
 
 def _at_scale(sizes: Sizes) -> Iterator[Row]:
-    """With a quarter of the samples, the ratios are those of m 400,000 over 100,000; it would take too long here."""
+    """Against a quarter of the samples. `--big-wild 400000` is the goal for ImageNet-1K, and takes twice as long."""
     m, shape = sizes.big_wild, (sizes.big_classes, sizes.big_features)
     n_calibration = max(shape[0], m // 40)
     (*large, stored, read, computed), (*small, _, _, _) = (

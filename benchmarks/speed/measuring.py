@@ -28,7 +28,7 @@ class Sizes:
     wild: int = 27_778  # samples to filter
     classes: int = 100
     features: int = 128
-    big_wild: int = 100_000
+    big_wild: int = 200_000
     big_classes: int = 1000
     big_features: int = 2048
     scores: int = 10_000_000

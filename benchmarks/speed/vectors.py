@@ -13,13 +13,21 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.speed.made_up import LINEAR_HEADS, N_CLASSES, Setup, empty_project, vector_project
+from benchmarks.speed.made_up import (
+    LINEAR_HEADS,
+    N_CLASSES,
+    Setup,
+    empty_project,
+    filter_project,
+    vector_project,
+)
 from benchmarks.speed.measuring import (
     Goal,
     Peak,
     Row,
     Sizes,
     in_new_process,
+    lowest_peak,
     peak_during,
     seconds_of,
     seconds_text,
@@ -28,12 +36,13 @@ from benchmarks.speed.measuring import (
 from salcli.data.decoding import Shape, decode, one_ahead
 from salcli.data.folders import image_files
 from salcli.data.samples import Source
-from salcli.methods.base import PostHoc, built_in
+from salcli.methods.base import Head, Known, PostHoc, built_in
 from salcli.methods.features import Neighbours
+from salcli.methods.separators import Combined
 from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
 from salcli.pipeline.embed import ON_A_CPU, ON_A_GPU, embedder_for
-from salcli.pipeline.inputs import id_samples
+from salcli.pipeline.inputs import id_representation, id_samples, wild_representation
 from salcli.progress import Silent
 
 K = 50  # neighbours
@@ -43,6 +52,7 @@ def vectors(sizes: Sizes, folder: Path) -> Iterator[Row]:
     yield _embedding(sizes, folder)
     yield from _after_embedding(sizes)
     yield from _neighbours(sizes)
+    yield _memory_of_scores(sizes)
 
 
 # -- embedding
@@ -123,48 +133,61 @@ STAGES: dict[str, Callable[..., object]] = {
     "train-ood": train_ood.run,
     "evaluate": evaluate.run,
 }
-POST_HOC = tuple(name for name in built_in(PostHoc))
+# scores of the classifier, without those that are made of all others: these also score all wild data
+POST_HOC = tuple(name for name, own in built_in(PostHoc).items() if not issubclass(own, Combined))
+COMBINED = tuple(name for name in built_in(PostHoc) if name not in POST_HOC)
 
 
 def _after_embedding(sizes: Sizes) -> Iterator[Row]:
     """In a process of their own, so that the peak is theirs alone."""
     n = sizes.vectors, sizes.dimensions
-    seconds, peak = in_new_process(seconds_after_embedding, *n, sizes.device)
+    seconds, with_all, peaks = in_new_process(seconds_after_embedding, *n, sizes.device)
     (baseline, n_given), (shorter, n_standardized) = in_new_process(seconds_of_logistic_regression, *n)
-    total = sum(seconds.values())
     what = f"train-id to evaluate, {n[0]:,} wild vectors of {n[1]:,} dimensions"
+    total = sum(seconds.values())
     yield Row(
-        what=f"{what} / one LogisticRegression of scikit-learn",
+        what=f"{what}, SAL and {len(POST_HOC)} post-hoc scores / one LogisticRegression of scikit-learn",
         goal=Goal(3, at_most=True),
         value=total / baseline,
         ours=seconds_text(total),
         baseline=seconds_text(baseline),
-        note=f"SAL and {len(POST_HOC)} post-hoc scores, without the start of processes; "
+        note="without the start of processes; "
         + ", ".join(f"{name} {seconds_text(each)}" for name, each in seconds.items())
         + f"; its {n_given} iterations are on the vectors as given, standardized it takes {n_standardized} and "
         f"{seconds_text(shorter)}: {total / shorter:.3g} ×",
     )
+    more = total - seconds["evaluate"] + with_all
     yield Row(
-        what=f"{what}: peak memory",
-        goal=Goal(2, at_most=True),
-        value=peak.whole / 1024,
-        ours=f"{peak.whole:.0f} MB",
-        baseline="–",
-        unit="GB",
+        what=f"{what}, also {' and '.join(COMBINED)} / the same",
+        goal=Goal(12, at_most=True),
+        value=more / baseline,
+        ours=seconds_text(more),
+        baseline=seconds_text(baseline),
+        note=f"for information: they score all wild data and fit 50 regressions; evaluate {seconds_text(with_all)}",
     )
+    for peak, which in zip(peaks, ("", f", also {' and '.join(COMBINED)}"), strict=True):
+        yield Row(
+            what=f"{what}{which}: peak memory",
+            goal=Goal(2, at_most=True),
+            value=peak.whole / 1024,
+            ours=f"{peak.whole:.0f} MB",
+            baseline="–",
+            unit="GB",
+        )
 
 
-def seconds_after_embedding(n_wild: int, dimensions: int, device: str) -> tuple[dict[str, float], Peak]:
-    seconds: dict[str, float] = {}
+def seconds_after_embedding(n_wild: int, dimensions: int, device: str) -> tuple[dict[str, float], float, list[Peak]]:
+    """Of each stage, then of evaluate with all rows; and the peak of both."""
     with tempfile.TemporaryDirectory() as folder:
-        small = vector_project(Path(folder, "small"), 400, 16, POST_HOC, device)
+        small = vector_project(Path(folder, "small"), 400, 16, (*POST_HOC, *COMBINED), device)
         setup = in_new_process(vector_project, Path(folder, "large"), n_wild, dimensions, POST_HOC, device)
+        evaluated = setup.params.evaluate.model_copy(update={"methods": ("sal", *POST_HOC, *COMBINED)})
+        with_all = setup._replace(params=setup.params.model_copy(update={"evaluate": evaluated}))
         _run_stages(small)  # all code is loaded
-
-        def run() -> None:
-            seconds.update(_run_stages(setup))
-
-        return seconds, peak_during(run)
+        seconds: dict[str, float] = {}
+        peaks = [peak_during(lambda: seconds.update(_run_stages(setup)))]
+        peaks.append(peak_during(lambda: seconds.update(all=seconds_of(lambda: evaluate.run(*with_all)))))
+        return seconds, seconds.pop("all"), peaks
 
 
 def _run_stages(setup: Setup) -> dict[str, float]:
@@ -186,6 +209,40 @@ def seconds_of_logistic_regression(n_wild: int, dimensions: int) -> list[tuple[f
         fitted = LogisticRegression(max_iter=1000).fit(some, training.labels.numpy())
         found.append((time.perf_counter() - start, int(fitted.n_iter_[0])))
     return found
+
+
+# -- memory of the scores
+
+
+def _memory_of_scores(sizes: Sizes) -> Row:
+    """A matrix of test × training samples would add as many numbers to each training sample as there are tests."""
+    few, many, n_tests, width = sizes.known // 4, sizes.known, sizes.queries // 5, sizes.dimensions
+    peaks = [lowest_peak(peak_of_scores, n, n_tests, width) for n in (many, few)]
+    each = (peaks[0].own - peaks[1].own) * 2**20 / (many - few)
+    return Row(
+        what=f"evaluate, {len(POST_HOC)} post-hoc scores: memory of an ID training sample / its {width:,} features",
+        goal=Goal(4, at_most=True),
+        value=each / (4 * width),
+        ours=f"{each:,.0f} B",
+        baseline=f"{4 * width:,} B",
+        note=f"from the peaks at {few:,} and {many:,} samples ({peaks[1].own:.0f} and {peaks[0].own:.0f} MB); with a "
+        f"matrix of {n_tests:,} tests × training samples it would be {n_tests / width:.3g} × more",
+    )
+
+
+def peak_of_scores(n_known: int, n_tests: int, n_features: int) -> Peak:
+    with tempfile.TemporaryDirectory() as folder:
+        workspace, params, experiment = filter_project(Path(folder, "project"), n_known, N_CLASSES, n_features)
+        id_train, wild = id_representation(workspace, "train", experiment), wild_representation(workspace, experiment)
+        test = next(iter(wild.chunks())).take(torch.arange(n_tests))
+        head = Head(torch.rand(N_CLASSES, n_features).double(), torch.zeros(N_CLASSES).double())
+
+        def run() -> None:
+            known = Known(head, id_train, wild, test=test)
+            for name in POST_HOC:
+                known.scores(params.method(name), test)  # type: ignore[arg-type]
+
+        return peak_during(run)
 
 
 # -- KNN

@@ -7,8 +7,8 @@ Several processes can work on one G: each goes through its own rows, and sums ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,8 +21,14 @@ from salcli.sal.gradients import Factors, FactorSource
 
 # Up to this many rows or columns a small dense eigenproblem is cheaper than an iteration, and exact …
 SMALL_SIDE = 64
-# … and up to this many rows it is cheaper to iterate on their inner products than on themselves.
-GRAM_SIDE = 1024
+# … and up to this many rows it is cheaper to iterate on their inner products than on themselves; where K and D are both
+# large, up to so many times K·D / (K + D), unless the products would take more than 134 MB.
+GRAM_SIDE, GRAM_FACTOR, MOST_GRAM = 1024, 40, 4096
+# A step on the columns is one pass over the rows, one on the rows takes two; but these many columns are long vectors.
+MOST_COLUMNS = 2**17
+# Rows that take at most so many bytes in float64 are read once for all passes of an iteration, in pieces that stay in
+# the caches of a CPU from one product to the next.
+RESIDENT_BYTES, PIECE_BYTES = 2**26, 2**21
 # ARPACK keeps so many vectors, and stops at so small a residual of the largest value. Each step is a pass over all
 # rows, and real gradients have one direction that stands out: most runs are done with the first vectors, and the
 # projections have eight digits then (docs/performance.md).
@@ -84,6 +90,7 @@ class CentredGradients:
     source: FactorSource
     reference: Float[Tensor, "c k d"]
     workers: Workers = ALONE
+    resident: Sequence[Factors] | None = None  # the own chunks, where they are kept
 
     def __len__(self) -> int:
         return len(self.source)
@@ -146,8 +153,17 @@ class CentredGradients:
             total += (own + squares[self.reference_row(chunk)]).sum()
         return float(self.workers.add_up(total))
 
+    def kept_in_memory(self) -> CentredGradients:
+        """The same, with its rows read once if they are few."""
+        n_bytes = 8 * sum(self.reference.shape[1:])  # of a row
+        if len(self) * n_bytes > RESIDENT_BYTES:
+            return self
+        step = max(1, PIECE_BYTES // n_bytes)
+        pieces = [chunk[i : i + step] for chunk in self._own_chunks() for i in range(0, len(chunk), step)]
+        return replace(self, resident=pieces)
+
     def _own_chunks(self) -> Iterable[Factors]:
-        return self._in_float64(self.workers.share(self.source))
+        return self._in_float64(self.workers.share(self.source)) if self.resident is None else self.resident
 
     def _in_float64(self, source: FactorSource) -> Iterable[Factors]:
         """Where the reference is: what is on a GPU goes over once for each pass."""
@@ -190,20 +206,23 @@ def _largest(symmetric: Tensor, n_vectors: int) -> tuple[Tensor, Tensor]:
 
 
 def _iterated(G: CentredGradients, n_vectors: int) -> tuple[Tensor, Tensor]:
-    """The same for the matrix GᵀG of any size, by ARPACK on the smaller side of G."""
+    """The same for the matrix GᵀG of any size, by ARPACK on GGᵀ or GᵀG."""
     shape, device = G.reference.shape[1:], G.reference.device
     rows_are_fewer = len(G) < shape.numel()
-    gram = G.gram() if rows_are_fewer and len(G) <= GRAM_SIDE else None
+    most = min(max(GRAM_SIDE, GRAM_FACTOR * shape.numel() // sum(shape)), MOST_GRAM)
+    gram = G.gram() if rows_are_fewer and len(G) <= most else None
+    on_rows = gram is not None or (rows_are_fewer and shape.numel() > MOST_COLUMNS)
+    G = G if gram is not None else G.kept_in_memory()
 
     def product(x: np.ndarray) -> np.ndarray:
         vector = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64)).to(device)
         if gram is not None:
             return (gram @ vector.flatten()).cpu().numpy()
-        if rows_are_fewer:
+        if on_rows:
             return G.project(G.combine(vector.reshape(-1, 1))).flatten().cpu().numpy()
         return G.covariance_product(vector.reshape(1, *shape)).flatten().cpu().numpy()
 
-    size = len(G) if rows_are_fewer else shape.numel()
+    size = len(G) if on_rows else shape.numel()
     rng = np.random.default_rng(0)  # the same each time: results repeat
     start = rng.standard_normal(size)
     scale = float(np.linalg.norm(product(start)))
@@ -215,7 +234,7 @@ def _iterated(G: CentredGradients, n_vectors: int) -> tuple[Tensor, Tensor]:
     found, columns = eigsh(operator, k=n_vectors, v0=start, rng=rng, ncv=n_kept, tol=TOLERANCE)
     order = np.argsort(found)[::-1].copy()
     values, vectors = (torch.from_numpy(part).to(device) for part in (found[order] * scale, columns[:, order]))
-    return values, _unit(G.combine(vectors)).flatten(1).T if rows_are_fewer else vectors
+    return values, _unit(G.combine(vectors)).flatten(1).T if on_rows else vectors
 
 
 class _Total:
@@ -233,8 +252,11 @@ class _Total:
         )
 
     def add(self, chunk: Factors, row: Tensor, U: Tensor) -> None:
+        R, F = chunk.residual, chunk.feature
         for v in range(U.shape[1]):
-            self.gradients[v] += chunk.residual.T @ (U[:, v, None] * chunk.feature)
+            u = U[:, v, None]
+            # the product of u with the smaller factor is a copy
+            self.gradients[v] += (u * R).T @ F if R.shape[1] < F.shape[1] else R.T @ (u * F)
         self.weight.index_add_(0, row, U)
 
     def centred(self, reference: Tensor) -> Tensor:
@@ -244,7 +266,11 @@ class _Total:
 def _project(chunk: Factors, V: Tensor) -> Tensor:
     """⟨g_i, v⟩ = residual_iᵀ v feature_i, uncentred."""
     R, F = chunk.residual, chunk.feature
-    return torch.stack([((R @ v) * F).sum(dim=1) for v in V], dim=1) if len(V) else R.new_zeros(len(chunk), 0)
+    if len(V) == 0:
+        return R.new_zeros(len(chunk), 0)
+    if R.shape[1] < F.shape[1]:
+        return torch.stack([((v @ F.T) * R.T).sum(dim=0) for v in V], dim=1)  # F @ v.T takes half as long again
+    return torch.stack([((R @ v) * F).sum(dim=1) for v in V], dim=1)
 
 
 def _unit(V: Tensor) -> Tensor:
