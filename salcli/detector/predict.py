@@ -126,13 +126,16 @@ def predict(
         closing(loaded.scan(files, columns)) as parts,
     ):
         n_read = n_failed = 0
+        unwritten: list[Scanned] = []  # until a sample could be read: of an error alone, nothing is printed
         for part in parts:
             reason = next(iter(part.failed.values()), "")
             if takes.kind == "images":
                 for i, why in part.failed.items():
                     say(f"cannot be read: {printable(part.names[i])}: {why}", "warning")
-            write(part)
             n_read, n_failed = n_read + len(part.predictions), n_failed + len(part.failed)
+            unwritten.append(part)
+            while n_read and unwritten:
+                write(unwritten.pop(0))
             task.advance(len(part.names))
         if n_read == 0 and takes.kind == "images":
             raise DataError(f"no image could be read, of {len(files):,} files; the lines above say why")
@@ -322,11 +325,12 @@ def row_writer(file: TextIO, output_format: str, name_column: str = "path") -> W
     each line, null for missing values.
     """
     table, columns = csv.writer(file, lineterminator="\n"), (name_column, *COLUMNS)
-    if output_format == "csv":
-        table.writerow(columns)
+    header = [columns]
 
     def write(part: Scanned) -> None:
         if output_format == "csv":
+            table.writerows(header)
+            header.clear()
             table.writerows(map(_cells, rows(part)))
         else:
             for row in rows(part):

@@ -36,7 +36,7 @@ from salcli.sal.metrics import OodMetrics, ood_metrics, roc_points
 from salcli.sal.seeding import generator
 from salcli.store.files import read_header, write_arrays, write_csv, write_json
 from salcli.store.formats import RepresentationFile, read_network
-from salcli.store.layout import TEST_SCORES, Experiment, Workspace
+from salcli.store.layout import SAL, TEST_SCORES, Experiment, Workspace
 
 N_BINS = 60
 ON_ALL = " (all ID data)"
@@ -136,7 +136,7 @@ def run(
 
 
 def _estimates(params: Params, experiment: Experiment, scores: dict[str, TestScores]) -> Estimates:
-    """Without the truth. SAL stays the detector unless another method is surely better.
+    """Without the truth. The first variant stays the detector unless another method is surely better than SAL.
 
     The separator was fitted to tell calibration from wild data, so it takes calibration samples for more ID-like than
     new ones (by 0.11 and 0.24 in AUC, measured on embeddings): its ID samples are the test's.
@@ -150,7 +150,8 @@ def _estimates(params: Params, experiment: Experiment, scores: dict[str, TestSco
     pairs = {
         name: (scores[name].id if name in fitted else scores[name].calibration, scores[name].wild) for name in methods
     }
-    return estimated(pairs, rng, params.variants[0], labels={name: scores[name].label for name in pairs})
+    labels, plain = {name: scores[name].label for name in pairs}, SAL if SAL in params.variants else None
+    return estimated(pairs, rng, params.incumbent, labels=labels, baseline=plain)
 
 
 @dataclass(frozen=True)

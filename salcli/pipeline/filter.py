@@ -441,11 +441,12 @@ def _threshold(
     outcome = "no candidate outliers" if n_candidates == 0 else "nothing but candidate outliers"
     working = working_quantiles(calibration, wild)
     half_a_rank = 0.5 / len(calibration)  # inside the range, so that rounding cannot leave it
-    fix = (
-        f"values from {working[0] + half_a_rank:.6g} to {working[1] - half_a_rank:.6g} work"
-        if working
-        else "no value works: wild and calibration scores do not overlap"
-    )
+    if working:
+        fix = f"values from {working[0] + half_a_rank:.6g} to {working[1] - half_a_rank:.6g} work"
+    elif bool((wild == calibration[0]).all()):
+        fix = "no value works: all scores are equal, as if the classifier were certain of every sample; train it longer"
+    else:
+        fix = "no value works: wild and calibration scores do not overlap"
     raise ThresholdError(f"filter.threshold_quantile {quantile:g} leaves {outcome}; {fix}")
 
 

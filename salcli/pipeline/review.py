@@ -186,14 +186,14 @@ def _decision(path: Path, line: int, row: dict[str, str | None]) -> Decision:
 
 OOD, ID = "OOD", "ID"
 LABELING_CONFIG = """<View>
-  <{shown}/>
   <Text name="about" value="$about"/>
-  <Choices name="decision" toName="sample" choice="single" required="true">
+  <Choices name="decision" toName="sample" choice="single" showInline="true" required="true">
     <Choice value="OOD" hotkey="1"/>
     <Choice value="ID" hotkey="2"/>
   </Choices>
+  <{shown}/>
 </View>
-"""
+"""  # the choices come first: a high image would push them off the screen
 IMAGE, TEXT = 'Image name="sample" value="$image"', 'Text name="sample" value="$text"'
 
 

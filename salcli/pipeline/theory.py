@@ -19,6 +19,7 @@ from salcli.params.schema import Params
 from salcli.pipeline.inputs import id_representation, known_truth, wild_representation
 from salcli.progress import Progress, Silent
 from salcli.sal.gradients import Gradients, Representation
+from salcli.sal.outlier_share import MixtureEstimate, estimated_share
 from salcli.sal.seeding import generator
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 from salcli.sal.tau import reference_gradients, score_threshold
@@ -37,7 +38,6 @@ from salcli.sal.theory import (
     printed_main_error,
     required_discrepancy,
 )
-from salcli.sal.unlabeled import MixtureEstimate, estimated_share
 from salcli.store.files import read_header, write_json
 from salcli.store.formats import Candidates, RepresentationFile, read_candidates
 from salcli.store.layout import Experiment, Workspace

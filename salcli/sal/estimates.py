@@ -75,8 +75,14 @@ def estimated(
     incumbent: str,
     n_resamples: int = N_RESAMPLES,
     labels: Mapping[str, str] | None = None,  # what the reason calls the methods
+    baseline: str | None = None,
 ) -> Estimates:
-    """`scores`: of held-out ID data and of held-out wild data, by method. The incumbent stays unless one is better."""
+    """`scores`: of held-out ID data and of held-out wild data, by method.
+
+    The incumbent stays unless a method is surely better than the baseline, which is the incumbent itself if none is
+    given.
+    """
+    baseline = baseline or incumbent
     label = dict(zip(scores, scores, strict=True)) | {incumbent: incumbent} | dict(labels or {})
     sizes = [min(map(len, side)) for side in zip(*scores.values(), strict=True)] if scores else [0, 0]
     if sizes[1] == 0:
@@ -91,6 +97,8 @@ def estimated(
     pairs = {name: (_defined(pair[0]), _defined(pair[1])) for name, pair in scores.items()}
     drifts = {name: drift_of(*pair) for name, pair in pairs.items()}
     drifted = [name for name, drift in drifts.items() if drift > DRIFT]
+    if drifts.get(incumbent, 0.0) > SOME_DRIFT >= drifts.get(baseline, math.inf):
+        incumbent = baseline
     if incumbent in drifted or len(drifted) > len(pairs) / 2 or np.median([*drifts.values()]) > SOME_DRIFT:
         most_moved = max(drifts, key=lambda name: drifts[name])
         reason = (
@@ -119,8 +127,9 @@ def estimated(
     assert most is not None
     pi = Estimate(*(float(np.clip(x, 0, 1)) for x in (shares[0], *interval(shares, most))))
     # a method that was trained on wild data may have learned what all of them have in common
-    excess = {name: own for name, own in excess.items() if drifts[name] <= SOME_DRIFT or name == incumbent}
-    chosen, reason = choose(excess, incumbent, drifted, sizes[1], label)
+    kept = incumbent, baseline
+    excess = {name: own for name, own in excess.items() if drifts[name] <= SOME_DRIFT or name in kept}
+    chosen, reason = choose(excess, incumbent, baseline, drifted, sizes[1], label)
     if shares[0] < LEAST_SHARE or pi.low == 0:
         return Estimates(pi, {}, chosen, f"{reason}; {_cannot_tell(shares, sizes[1])}")
     return Estimates(pi, {name: found[name] for name in scores if name in found}, chosen, reason)
@@ -174,18 +183,23 @@ def _cannot_tell(shares: Float[np.ndarray, " b"], n_wild: int) -> str:
 def choose(
     excess: Mapping[str, Float[np.ndarray, " b"]],
     incumbent: str,
+    baseline: str,
     drifted: list[str],
     n_wild: int,
     label: Mapping[str, str],
 ) -> tuple[str, str]:
     """The method to use, and why. Needs no π: more outliers below the thresholds are more of them found.
 
+    Of those that find surely more than the baseline, the one that finds most; if none does, the incumbent. To ask that
+    it is surely better than the incumbent would be too much where that is good, but not the best.
+
     `excess`: the share of wild data below a threshold less that of ID data, mean over thresholds: π · (TPR − FPR).
     """
     if incumbent not in excess:
         return incumbent, f"{label[incumbent]} stays: it was not evaluated"
-    others = [name for name in excess if name != incumbent]
-    more = np.array([excess[name] - excess[incumbent] for name in others]).reshape(-1, len(excess[incumbent]))
+    baseline = baseline if baseline in excess else incumbent
+    others = [name for name in excess if name != baseline]
+    more = np.array([excess[name] - excess[baseline] for name in others]).reshape(-1, len(excess[baseline]))
     spread = np.maximum(more[:, 1:].std(axis=1), 1e-12)
     # Of 15 to 30 methods some seem better by chance: the interval is one for all together.
     widest = np.abs(more[:, 1:] - more[:, 1:].mean(axis=1, keepdims=True)) / spread[:, None]
@@ -194,9 +208,10 @@ def choose(
     names = ", ".join(label[name] for name in drifted)
     left_out = f" (without {names}: all wild data differ by it)" if drifted else ""
     if not len(better):
-        why = f"no method finds surely more in {n_wild:,} held-out wild samples{left_out}"
+        than = "" if baseline == incumbent else f" than {label[baseline]}"
+        why = f"no method finds surely more{than} in {n_wild:,} held-out wild samples{left_out}"
         return incumbent, f"{label[incumbent]} stays: {why}"
     best = max(better, key=lambda i: float(more[i, 0]))
     low, high = (f"{100 * end:.1f}" for end in (more[best, 0] - margin[best], more[best, 0] + margin[best]))
     found = f"{low} to {high}% more of the {n_wild:,} held-out wild samples (90% interval, all methods at once)"
-    return others[best], f"{label[others[best]]} finds more outliers than {label[incumbent]}: {found}{left_out}"
+    return others[best], f"{label[others[best]]} finds more outliers than {label[baseline]}: {found}{left_out}"

@@ -167,6 +167,7 @@ def test_mistakes_give_one_message_and_leave_nothing_behind(folder: Path) -> Non
         "-": "there are no paths on standard input",
     }.items():
         assert message in refused("predict", *arguments.split(), root=folder), arguments
+    assert predict("text.txt", code=2).stdout == ""  # not even the header
     (folder / "detector.safetensors").unlink()
     message = refused("predict", "new", root=folder)
     assert message.startswith("error: there is no detector.safetensors here and none below runs/; make one with: ")

@@ -120,6 +120,9 @@ def test_the_workflow_shows_the_table_and_fails_if_fpr95_is_worse_than_on_the_ba
     project.shell(scripts["Compare FPR95"], BASE="main", WORST="0.01")
     summary.write_text(json.dumps(json.loads(text) | {"fpr95": 1.0}))
     shown = project.shell(scripts["Compare FPR95"], 1, BASE="main", WORST="0.01")
+    compared = project.shell("dvc exp show --no-pager --only-changed --drop 'runs|data/'", COLUMNS="500")
+    assert "fpr95" in compared
+    assert max(map(len, compared.splitlines())) <= 120
     summary.write_text(text)
     assert "FPR95 is worse than on main: {'fpr95': " in shown
 

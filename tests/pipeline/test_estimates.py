@@ -41,7 +41,9 @@ def test_copies_are_held_out_together_and_nothing_is_lost() -> None:
     assert (held == hold_out(mixture, 0.2, seed=0, equal=equal)[1]).all()
     assert hold_out(mixture, 0.2, seed=1, equal=equal)[1].tolist() != held.tolist()
     for share in (0.001, 0.999):
-        with pytest.raises(DataError, match=r"data\.wild_holdout 0\.\d+ of 100 wild samples is (none|all)"):
+        with pytest.raises(
+            DataError, match=r"data\.wild_holdout 0\.\d+ of 100 wild samples \(40 different ones\) is (none|all)"
+        ):
             hold_out(mixture, share, 0, equal)
 
 

@@ -55,9 +55,6 @@ def metrics_of(workspace: Workspace) -> dict[str, Any]:
     return json.loads(workspace.find(EXPERIMENT.filter_metrics).path.read_text())
 
 
-# --- τ
-
-
 def slow_tau(workspace: Workspace, params: FilterParams) -> tuple[np.ndarray, np.ndarray]:
     """Scores of the wild data and of the ID data that the threshold is chosen on, from dense matrices."""
     id_train, calibration, wild = (stored(workspace, artifact) for artifact in (ID_TRAIN, CALIBRATION, WILD))
@@ -153,9 +150,6 @@ def test_the_released_protocol_takes_the_candidates_of_the_authors_code(workspac
     assert metrics_of(workspace)["protocol"] == "released code"
 
 
-# --- the threshold
-
-
 def test_a_wild_sample_at_the_threshold_is_no_candidate(workspace: Workspace) -> None:
     """The calibration sample that sets the threshold is put among the wild data, by a score of single samples."""
     options = {"score": "gradnorm", "threshold_quantile": 0.8}
@@ -184,9 +178,6 @@ def test_calibration_samples_of_a_class_that_the_wild_data_lacks_are_counted_but
         run(workspace)
 
 
-# --- what is written
-
-
 def test_the_files_hold_what_is_returned_and_the_verdict(workspace: Workspace) -> None:
     result, is_ood = run(workspace, threshold_quantile=0.9), truth_of(workspace)
     found, metrics = read_candidates(workspace.find(EXPERIMENT.candidates)), metrics_of(workspace)
@@ -209,9 +200,6 @@ def test_the_fit_is_read_off_the_logits(workspace: Workspace) -> None:
     assert fit.calibration_accuracy == np.mean(held_out["predicted"] == held_out["label"])
 
 
-# --- any score
-
-
 def test_training_and_theory_go_on_from_any_score(workspace: Workspace, quick_params: Params) -> None:
     found = run(workspace, score="knn").candidates
     assert train_ood.run(workspace, quick_params, EXPERIMENT).n_outliers == len(found.index)
@@ -219,9 +207,6 @@ def test_training_and_theory_go_on_from_any_score(workspace: Workspace, quick_pa
     assert checked.candidates.score_name == "knn"
     assert checked.estimated is not None
     assert checked.mixture.score != "τ"
-
-
-# --- auto
 
 
 def test_auto_tries_every_score_but_odin_with_its_own_threshold_and_without_the_truth(workspace: Workspace) -> None:
@@ -279,9 +264,6 @@ def test_auto_takes_the_blend_or_what_has_not_drifted() -> None:
     assert choose_score({**scores, "blend": (moved, ramp)}, ranks, 0.95, EXPERIMENT)[0] == "committee"
     drifted = {"committee": (moved, ramp), "blend": (ramp + 5, ramp), "msp": (some, ramp)}
     assert choose_score(drifted, ranks, 0.95, EXPERIMENT)[0] == "msp"
-
-
-# --- fdr
 
 
 def test_fdr_takes_what_benjamini_and_hochberg_allow_and_says_when_that_is_nothing(workspace: Workspace) -> None:

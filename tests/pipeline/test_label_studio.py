@@ -26,24 +26,24 @@ def tasks(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> list[dict[st
 
 
 def exported(tasks: list[dict[str, Any]], *labels: str) -> str:
-    """As Label Studio documents its JSON export (guide/task_format); "OOD OOD" are two annotations of a task."""
-    content, when = [], {"created_at": "2021-03-09T22:16:08.728353Z", "updated_at": "2021-03-09T22:16:08.728378Z"}
+    """As Label Studio 1.23.2 exported JSON from a project of such tasks; "OOD OOD" are two annotations of a task."""
+    content, when = [], {"created_at": "2026-11-18T12:59:51.147448Z", "updated_at": "2026-11-18T12:59:51.147475Z"}
     for i, task in enumerate(tasks):
         annotations = []
         for number, one in enumerate(labels[i].split() if i < len(labels) else []):
-            control = {"id": f"Dx_aB91IS{number}", "from_name": "decision", "to_name": "sample", "type": "choices"}
-            result = [{**control, "origin": "manual", "value": {"choices": [one]}}]
+            (predicted,) = task["predictions"][0]["result"] if "predictions" in task else ({},)  # it keeps their ids
+            result = [{**predicted, "origin": "prediction-changed", "value": {"choices": [one]}}]
             relation = {"from_id": "a", "to_id": "b", "type": "relation", "direction": "right"}
             annotation = {
                 "id": 1001 + number,
                 "completed_by": 10,
                 "result": [] if one == "skip" else [*result, relation],
             }
-            state = {"was_cancelled": one == "skip", "ground_truth": False, "lead_time": 4.288, "result_count": 0}
-            annotations.append({**annotation, **state, **when, "task": 500 + i})
-        predictions = [{"created_ago": "3 hours", **own} for own in task.get("predictions", [])]
-        own = {"predictions": predictions, "annotations": annotations, "drafts": [], "meta": {}, "project": 83, **when}
-        content.append({**task, "id": 500 + i, **own})
+            state = {"was_cancelled": one == "skip", "ground_truth": False, "lead_time": 4.288, "result_count": 1}
+            shown = {"prediction": {"id": 600 + i, "score": 0.5}, "last_action": None, "task": 500 + i, "project": 83}
+            annotations.append({**annotation, **state, **when, **shown})
+        own = {"predictions": [600 + i], "annotations": annotations, "drafts": [], "meta": {}, "project": 83, **when}
+        content.append({**task, "id": 500 + i, "file_upload": "fe097ae2-tasks.json", "inner_id": i + 1, **own})
     Path("export.json").write_text(json.dumps(content))
     return "export.json"
 

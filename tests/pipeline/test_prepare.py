@@ -9,9 +9,8 @@ import pytest
 import torch
 from helpers.cli import files
 from helpers.compute import Watched
-from helpers.custom_images import SIZE, lay_out
+from helpers.custom_images import SIZE, lay_out, save
 from helpers.quick import REPOSITORY
-from PIL import Image
 from torch import nn
 
 from salcli.data.decoding import read_picture
@@ -41,12 +40,6 @@ WILD = Experiment(0, "unlabeled")
 MIXED = Experiment(0, "known-odd", 0.5)
 
 
-def set_params(root: Path, **changes: Any) -> Params:
-    """CIFAR-10 and SVHN, with changes of data."""
-    fixed = {"root": str(root), "id": "cifar10", "ood": ["svhn"], "image_size": 32, "channels": 3} | changes
-    return load_params(REPOSITORY / "params.yaml", {f"data.{key}": value for key, value in fixed.items()})[0]
-
-
 def custom_params(photos: Path, **changes: Any) -> Params:
     paths = {name: str(photos / name) for name in ("labeled", "unlabeled", "known-odd")}
     more = {f"data.{key}": value for key, value in changes.items()}
@@ -63,38 +56,26 @@ def all_prepared(root: Path, params: Params) -> Workspace:
     return workspace
 
 
-def lay(root: Path, *names: str) -> None:
-    """Images of gray 0, 1, 2, … at the given paths."""
-    for value, name in enumerate(names):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((SIZE, SIZE, 3), value, np.uint8)).save(root / name)
-
-
-# --- bad images
-
-
 def test_bad_images_can_be_left_out_and_are_counted_but_not_a_whole_class(tmp_path: Path) -> None:
-    root, workspace = tmp_path / "root", Workspace(tmp_path / "workspace")
+    workspace, folder = Workspace(tmp_path), tmp_path / "photos" / "labeled"
     odd_name = os.fsdecode(b'caf\xe9 "1"\n.png')
-    lay(root / "cifar10", "a/1.png", f"a/{odd_name}", "b/1.png", "b/2.png")
-    (root / "cifar10" / "a" / "empty.png").write_bytes(b"")
-    (root / "cifar10" / "a" / "foreign.jpg").write_bytes(b"<html>not found</html>")
-    params = set_params(root, image_size=SIZE, on_bad_image="skip")
-    done = prepare.prepare_set(workspace, params, "cifar10")
+    for value, name in enumerate(("a/1.png", f"a/{odd_name}", "b/1.png", "b/2.png")):
+        save(folder / name, np.full((SIZE, SIZE, 3), value, np.uint8))
+    (folder / "a" / "empty.png").write_bytes(b"")
+    (folder / "a" / "foreign.jpg").write_bytes(b"<html>not found</html>")
+    params = custom_params(tmp_path / "photos")
+    done = prepare.prepare_set(workspace, params, "labeled")
     assert done.counts == {"images": 4, "classes": 2, "skipped": 2}
-    assert done.note.startswith("cifar10 without cifar10/a/empty.png (it is empty), cifar10/a/foreign.jpg (it is not ")
-    found = workspace.find(prepared_set("cifar10"))
+    assert done.note.startswith("labeled without a/empty.png (it is empty), a/foreign.jpg (it is not ")
+    found = workspace.find(prepared_set("labeled"))
     samples = read_samples(found)
     assert samples.array[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
     assert np.asarray(samples.labels).tolist() == [0, 0, 1, 1]
-    assert read_file_names(found)[:2] == ("cifar10/a/1.png", f"cifar10/a/{odd_name}")
+    assert read_file_names(found)[:2] == ("a/1.png", f"a/{odd_name}")
     for name in ("1.png", odd_name):
-        (root / "cifar10" / "a" / name).unlink()
-    with pytest.raises(DataError, match="cifar10: no image of class a could be decoded; cifar10 without cifar10/a/emp"):
-        prepare.prepare_set(workspace, params, "cifar10")
-
-
-# --- custom sets
+        (folder / "a" / name).unlink()
+    with pytest.raises(DataError, match="labeled: no image of class a could be decoded; labeled without a/emp"):
+        prepare.prepare_set(workspace, params, "labeled")
 
 
 def test_no_picture_is_in_two_parts_whatever_is_copied_where(tmp_path: Path) -> None:
@@ -153,9 +134,6 @@ def test_copies_in_a_custom_set_are_never_wild_and_test_at_once(tmp_path: Path) 
         assert not wild & {image.numpy().tobytes() for image in test.read(slice(None))}
 
 
-# --- vectors
-
-
 def vector_params(root: Path, **changes: Any) -> Params:
     """Labeled vectors, wild ones in two files, and a test set; with ids and a column to show."""
     rng = np.random.default_rng(0)
@@ -171,31 +149,18 @@ def vector_params(root: Path, **changes: Any) -> Params:
     return load_params(REPOSITORY / "params.yaml", {**CUSTOM, "model.backbone": "linear", **more})[0]
 
 
-def test_vectors_are_stored_with_their_ids_and_columns_and_copies_are_left_out(tmp_path: Path) -> None:
+def test_vectors_are_stored_with_their_ids_and_columns(tmp_path: Path) -> None:
+    """tests/project/test_calibration.py leaves out copies of vectors."""
     params = vector_params(tmp_path)
-    content = dict(np.load(tmp_path / "wild-2.npz"))
-    content["x"][3] = np.load(tmp_path / "labeled.npz")["x"][0]  # a labeled one in the wild
-    np.savez(tmp_path / "wild-2.npz", **content)
-    odd = dict(np.load(tmp_path / "odd.npz"))
-    odd["x"][5] = content["x"][7]  # a wild one in the test set
-    np.savez(tmp_path / "odd.npz", **odd)
     workspace = all_prepared(tmp_path, params)
     found = workspace.find(prepared_set("unlabeled"))
     samples = read_samples(found)
-    expected = np.concatenate([np.load(tmp_path / "wild-1.npz")["x"], content["x"]]).astype(np.float32)
+    expected = np.concatenate([np.load(tmp_path / f"wild-{i}.npz")["x"] for i in (1, 2)]).astype(np.float32)
     np.testing.assert_array_equal(samples.array, expected, strict=True)
     assert isinstance(samples.array, np.memmap)
     assert read_file_names(found)[14:16] == ("wild-1-14", "wild-2-0")
     assert read_shown(found)["text"][14:16] == ("<14>\n\0é", "<0>\n\0é")
-    mixed = prepare.prepare_wild(workspace, params.data, WILD)
-    assert mixed.counts == {"wild": 24, "held out": 0, "OOD test": 0}
-    assert mixed.note == "unlabeled: 1 samples are also in labeled, exactly equal, and are left out"
-    test = ood_test_samples(workspace, params, WILD, "known-odd")
-    np.testing.assert_array_equal(test.index, [0, 1, 2, 3, 4, 6, 7])
     assert prepare.prepare_set(workspace, params, "labeled").counts == {"vectors": 40, "classes": 2, "skipped": 0}
-
-
-# --- frozen backbones
 
 
 class Tiny(nn.Module):

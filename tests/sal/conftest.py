@@ -1,4 +1,4 @@
-"""Random gradients, in memory and in files."""
+"""Gradients in files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,35 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from salcli.sal.gradients import Factors, Representation, last_layer_residual
+from salcli.sal.gradients import Representation
 from salcli.store.files import Found
 from salcli.store.formats import RepresentationFile, writing_representation
-
-
-@pytest.fixture(scope="session")
-def random_factors() -> Callable[..., Factors]:
-    """Of a random head on random features, in float64, with labels that need not be the predicted ones."""
-
-    def make(n: int, n_classes: int, n_features: int, seed: int = 0) -> Factors:
-        rng = torch.Generator().manual_seed(seed)
-        logits = 2 * torch.randn(n, n_classes, generator=rng, dtype=torch.float64)
-        feature = torch.randn(n, n_features, generator=rng, dtype=torch.float64)
-        label = torch.randint(n_classes, (n,), generator=rng)
-        return Factors(last_layer_residual(logits, label), feature, label)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def random_representation() -> Callable[..., Representation]:
-    """In single precision, as a file holds it."""
-
-    def make(n: int, n_classes: int, n_features: int, seed: int = 0) -> Representation:
-        rng = torch.Generator().manual_seed(seed)
-        logits, feature = 2 * torch.randn(n, n_classes, generator=rng), torch.randn(n, n_features, generator=rng)
-        return Representation(feature, logits, torch.randint(n_classes, (n,), generator=rng))
-
-    return make
 
 
 @pytest.fixture

@@ -84,9 +84,9 @@ def test_nothing_is_told_without_outliers_or_with_few_samples() -> None:
     assert (nothing.methods, nothing.chosen, nothing.reason) == ({}, "x", NO_HOLDOUT)
 
 
-def chosen(distances: dict[str, float], seed: int) -> Estimates:
-    rng = np.random.default_rng(seed)
-    return estimated(deal(rng, 600, 800, 0.1, distances), rng, "sal", 100, {"sal": "SAL (auto)", "knn": "KNN"})
+def chosen(distances: dict[str, float], seed: int, baseline: str | None = None) -> Estimates:
+    rng, labels = np.random.default_rng(seed), {"sal": "SAL (auto)", "knn": "KNN"}
+    return estimated(deal(rng, 600, 800, 0.1, distances), rng, "sal", 100, labels, baseline)
 
 
 def test_sal_stays_unless_another_method_is_surely_better() -> None:
@@ -97,6 +97,18 @@ def test_sal_stays_unless_another_method_is_surely_better() -> None:
     assert "sal" not in bad
     equal = [chosen({"sal": 2.0, "msp": 2.0, "knn": 1.9}, seed).chosen for seed in range(20)]
     assert equal.count("sal") >= 15  # two others, at a level of 5% each
+
+
+def test_what_is_surely_better_than_the_baseline_competes_with_the_incumbent() -> None:
+    """It need not be surely better than the incumbent, which stays where nothing is surely better than the baseline."""
+    better = [chosen({"sal": 2.0, "plain": 0.0, "knn": 2.7}, seed, "plain") for seed in range(20)]
+    assert [found.chosen for found in better].count("knn") >= 15
+    assert "finds more outliers than plain" in better[0].reason
+    equal = [chosen({"sal": 2.0, "plain": 1.9, "knn": 2.0}, seed, "plain") for seed in range(20)]
+    assert [found.chosen for found in equal].count("sal") >= 15
+    pairs = deal(np.random.default_rng(0), 3000, 4000, 0.1, {"sal": 2.0, "plain": 2.0, "msp": 1.0, "knn": 1.5})
+    pairs["sal"] = pairs["sal"][0], pairs["sal"][1] - 0.5  # it has learned what all wild data have in common
+    assert estimated(pairs, np.random.default_rng(0), "sal", 50, baseline="plain").chosen == "plain"
 
 
 def test_wild_data_that_differ_as_a_whole_are_not_taken_for_outliers() -> None:

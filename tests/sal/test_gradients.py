@@ -1,12 +1,11 @@
 """Gradients in factored form equal what autograd finds, in memory and streamed from a file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.representations import random_representation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -38,9 +37,6 @@ def assert_same(one: Factors, other: Factors) -> None:
     """To the last bit."""
     for name in ("residual", "feature", "label"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
-
-
-# --- the closed form
 
 
 @settings(max_examples=40)
@@ -75,9 +71,6 @@ def test_a_confident_prediction_keeps_its_gradient_in_single_precision() -> None
     assert float(residual[0, 0]) == pytest.approx(-wrong / (1 + wrong), rel=1e-6)
 
 
-# --- the mean
-
-
 def test_the_mean_gradient_is_added_up_in_double_precision() -> None:
     """In float32 the small gradients would be lost beside the big one."""
     feature = torch.tensor([[1e8]] + [[1.0]] * 100)
@@ -90,9 +83,7 @@ def test_the_mean_gradient_is_added_up_in_double_precision() -> None:
 
 @pytest.mark.parametrize("rows_per_chunk", [4, 8192])
 def test_parts_of_a_file_have_the_gradients_of_the_same_rows_in_memory(
-    rows_per_chunk: int,
-    random_representation: Callable[..., Representation],
-    stored: Callable[..., RepresentationFile],
+    rows_per_chunk: int, stored: Callable[..., RepresentationFile]
 ) -> None:
     """With other labels than those of the file: classes, neighbours, and parts of these parts."""
     x = random_representation(21, 4, 3)

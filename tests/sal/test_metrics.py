@@ -31,9 +31,6 @@ SCORES = st.lists(VALUES, min_size=1, max_size=60).map(np.array)
 SHARES = st.fractions(Fraction(1, 100), 1, max_denominator=100)
 
 
-# --- thresholds
-
-
 @given(id_scores=SCORES, ood_scores=SCORES, share=SHARES)
 def test_the_threshold_is_the_highest_that_keeps_its_share_of_id_scores(
     id_scores: np.ndarray, ood_scores: np.ndarray, share: Fraction
@@ -51,9 +48,6 @@ def test_negated_it_is_the_lowest_that_keeps_its_share_of_outlier_scores(scores:
     enough = [x for x in scores if Fraction(int((scores <= x).sum()), len(scores)) >= share]
     filters = score_threshold(torch.from_numpy(scores), float(share))
     assert filters == -threshold_that_keeps(-scores, float(share)) == min(enough)
-
-
-# --- metrics
 
 
 @given(id_scores=SCORES, ood_scores=SCORES)
@@ -114,9 +108,6 @@ def test_nan_and_missing_scores_are_errors_that_say_where(metric: Callable[..., 
             metric(scores, fine)
         with pytest.raises(MetricsError, match=message.format("OOD")):
             metric(fine, scores)
-
-
-# --- p-values
 
 
 def floats(values: list[int]) -> np.ndarray:

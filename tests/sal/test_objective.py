@@ -1,7 +1,5 @@
 """What the OOD classifier minimises, against sums over samples."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

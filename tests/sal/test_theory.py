@@ -1,17 +1,15 @@
 """What the theorems speak of, against slow and obvious computations."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from helpers.representations import random_factors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from salcli.sal.gradients import Factors, mean_gradient
+from salcli.sal.gradients import mean_gradient
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 from salcli.sal.tau import separation_errors
 from salcli.sal.theory import (
@@ -33,13 +31,8 @@ def normal(seed: int, n: int, mean: float = 0.0) -> torch.Tensor:
     return mean + torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# --- ζ
-
-
 @given(st.integers(0, 10_000), st.integers(2, 40), st.integers(2, 40))
-def test_zeta_is_the_norm_of_the_difference_of_the_dense_mean_gradients(
-    random_factors: Callable[..., Factors], seed: int, n: int, m: int
-) -> None:
+def test_zeta_is_the_norm_of_the_difference_of_the_dense_mean_gradients(seed: int, n: int, m: int) -> None:
     P, Q = random_factors(n, 3, 5, seed), random_factors(m, 3, 5, seed + 1)
     dense = [factors.dense().double() for factors in (P, Q)]
     found = discrepancy(gradient_moments(P), gradient_moments(Q))
@@ -66,8 +59,6 @@ def test_the_pairwise_distance_is_affine_in_pi_with_an_offset_and_definition_2_h
     assert offset > 2 > float((P.mean(0) - inliers.mean(0)).norm()) * 10
 
 
-# --- bounds on ERR_out
-
 SCORES = st.lists(st.floats(0, 100), min_size=1, max_size=20)
 
 
@@ -91,13 +82,8 @@ def test_the_printed_main_error_is_no_bound_where_scores_exceed_1_and_the_correc
         assert missed_bound(1.2 * scale, 4 * scale, 0.5 * scale) == pytest.approx(0.8)
 
 
-# --- Figure 1
-
-
 @given(st.integers(0, 10_000), st.integers(3, 30))
-def test_gradients_are_drawn_at_their_own_length_and_angle(
-    random_factors: Callable[..., Factors], seed: int, n: int
-) -> None:
+def test_gradients_are_drawn_at_their_own_length_and_angle(seed: int, n: int) -> None:
     wild, id_train = random_factors(n, 3, 5, seed), random_factors(9, 3, 5, seed + 1)
     reference = mean_gradient(id_train)[None]
     G = CentredGradients(wild, reference)
@@ -109,9 +95,6 @@ def test_gradients_are_drawn_at_their_own_length_and_angle(
         length, cosine = dense.norm(dim=1), (dense @ v.flatten()).abs() / dense.norm(dim=1)
         torch.testing.assert_close(torch.hypot(view.along, view.across), length, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(torch.rad2deg(cosine.clamp(max=1).acos()), view.angle, rtol=1e-3, atol=0.05)
-
-
-# --- errors against T
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1))
