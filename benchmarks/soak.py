@@ -2,15 +2,16 @@
 
 A small project is built once. Then, again and again at random:
 
-- a stage is killed (-9) after a random time, or just before it opens, renames or removes a file, and run again: all
-  files must be as they were to the byte;
-- one bit of a stored file is flipped, size and time kept: reading it must fail;
-- two processes run the same stage: one may be refused, the files must be as they were;
+- a stage is killed (-9) after a random time, or just before it opens, renames or removes a file, up to three times in a
+  row, and run again: all files must be as they were to the byte;
+- two processes run the same stage, and sometimes one of them is killed: one may be refused, the files must be as they
+  were;
+- one bit of a stored file is flipped, size and time kept: reading it, or `salcli verify`, must fail;
 - a stage meets a full disk (a small tmpfs where one can be mounted, else a limit on the size of files): it must say so,
   and run again when there is room;
-- `dvc repro` is killed with its children alive, and run again while they still run.
+- `dvc repro` is killed while its child lives on, and run again beside that.
 
-Exit code 1 if anything was lost, differed, or was not noticed.
+Exit code 1 if anything was lost (does not run again), differed, or was not noticed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import os
 import random
 import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -29,20 +31,35 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import sklearn.datasets  # noqa: F401
 from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
+# what stages import: they run in copies of this process, which then start in no time
+import salcli.detector.stage
+import salcli.pipeline.embed
+import salcli.pipeline.evaluate
+import salcli.pipeline.extract
+import salcli.pipeline.filter
+import salcli.pipeline.train_id
+import salcli.pipeline.train_ood
+import salcli.report.stage_tables
+import salcli.report.summary  # noqa: F401
 from salcli.cli.app import app
 from salcli.errors import SalError
+from salcli.params.reading import read_yaml
+from salcli.project.verify import verify
 from salcli.store.files import Found, read_arrays, read_header, read_tensors
 
 SMALL = {
     "seeds": "[0]",
     "data.ood": "[digits-8-9]",
+    "variants": "[sal]",
     "rivals": "[woods]",
-    "train_id.epochs": "6",
-    "train_ood.epochs": "4",
+    "train_id.epochs": "4",
+    "train_ood.epochs": "3",
+    "evaluate.methods": "[sal, woods, msp, knn, mahalanobis]",
 }
 WILD = "--ood digits-8-9 --pi 0.1 --seed 0"
 STAGES = (
@@ -63,9 +80,15 @@ EMBED = (
     "prepare id-set --set model.frozen=true --set model.weights=runs/0/networks/classifier.safetensors "
     "--set model.mean=[0.5] --set model.std=[0.3]"
 )
+COMMANDS = (*STAGES, EMBED)
 FILE_OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate"}  # as Python's audit events are called
-REPRO = (sys.executable, "-m", "dvc", "repro")
+BUILD = ("fingerprints", "prepare ood-set --ood digits-8-9", *STAGES, "summary")
+DVC = (sys.executable, "-m", "dvc")
+BY_DVC_ALONE = {"fingerprints", "summary"}  # stages that start no long work
 SEALED = (".h5", ".safetensors")
+KILLS, KILLS_AT_OPERATIONS, KILLS_OF_DVC = "kills at a random time", "kills at a file operation", "kills of dvc repro"
+COLUMNS = ("times", REFUSED := "refused or noticed", "lost", "differ")
+PAIRS, DISKS, LIMITS, FLIPS = "two at once", "full disks", "full disks (by a limit)", "flipped bits"
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -120,9 +143,21 @@ def code_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def first_child(parent: subprocess.Popen[bytes]) -> int | None:
+    """The first process that another one starts; None if that ends before."""
+    while parent.poll() is None:
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        if children:
+            return int(children[0])
+        time.sleep(0.05)
+    return None
+
+
 class Soak:
     def __init__(self, root: Path, rng: random.Random) -> None:
-        self.root, self.rng, self.seen = root, rng, Counter[str]()
+        self.root, self.rng = root, rng
+        self.seen: dict[str, Counter[str]] = {}  # what happened by its kind, in columns of the table
+        self.stages: dict[str, set[str]] = {}
         self.truth: dict[str, bytes] = {}
         self.seconds: dict[str, float] = {}
         self.n_operations: dict[str, int] = {}
@@ -132,63 +167,88 @@ class Soak:
         done = CliRunner().invoke(app, ["init", str(self.root), *values])
         assert done.exit_code == 0, done.output
         os.chdir(self.root)
-        built = subprocess.run(REPRO, capture_output=True, text=True, check=False)
-        assert built.returncode == 0, built.stdout + built.stderr
-        assert code_of(started(EMBED)) == 0, EMBED
+        for stage in (*BUILD, EMBED):
+            assert code_of(started(stage)) == 0, stage
+        subprocess.run((*DVC, "commit", "--force", "--quiet"), check=True)
         self.truth = contents(self.root)
+        self.dvc_stages = sorted(read_yaml(self.root / "dvc.lock")["stages"].keys() - BY_DVC_ALONE)
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "n"
-            for stage in (*STAGES, EMBED):
+            for stage in COMMANDS:
                 start = time.perf_counter()
                 assert code_of(started(stage, count_to=counted)) == 0, stage
                 self.seconds[stage] = time.perf_counter() - start
                 self.n_operations[stage] = int(counted.read_text())
-        self.compare("build")
+        self.compare("build", "everything")
 
-    def compare(self, kind: str) -> None:
+    def happened(self, kind: str, stage: str, *, refused: bool = False) -> None:
+        self.count(kind, "times")
+        self.count(kind, REFUSED, refused)
+        self.stages.setdefault(kind, set()).add(stage)
+
+    def count(self, kind: str, column: str, n: int = 1) -> None:
+        self.seen.setdefault(kind, Counter())[column] += n
+
+    def check(self, is_well: bool, kind: str, stage: str, what: str) -> None:
+        if not is_well:
+            self.count(kind, "lost")
+            print(f"{kind}: {stage}: {what}", file=sys.stderr)
+
+    def compare(self, kind: str, stage: str) -> None:
         """Count what is not as it was, and put it right."""
         now = contents(self.root)
         wrong = [name for name in now.keys() | self.truth.keys() if now.get(name) != self.truth.get(name)]
         if wrong:
-            self.seen[f"{kind}: differ"] += 1
-            print(f"{kind}: {', '.join(sorted(wrong)[:3])}", file=sys.stderr)
+            self.count(kind, "differ")
+            print(f"{kind}: {stage}: {', '.join(sorted(wrong)[:3])} differ", file=sys.stderr)
             for name in wrong:
                 (self.root / name).unlink(missing_ok=True)
                 if name in self.truth:
                     (self.root / name).write_bytes(self.truth[name])
 
-    def kill_a_stage(self) -> None:
-        stage = self.rng.choice((*STAGES, EMBED))
-        child = started(stage)
-        time.sleep(self.rng.uniform(0, self.seconds[stage]))
-        os.kill(child, signal.SIGKILL)
-        if code_of(child) == -signal.SIGKILL:
-            self.seen["kills"] += 1
-        self.run_again(stage, "kills")
-
-    def kill_at_an_operation(self) -> None:
-        stage = self.rng.choice((*STAGES, EMBED))
-        if code_of(started(stage, die_at=self.rng.randint(1, self.n_operations[stage]))) == -signal.SIGKILL:
-            self.seen["kills at a file operation"] += 1
-        self.run_again(stage, "kills at a file operation")
-
     def run_again(self, stage: str, kind: str) -> None:
-        if code_of(started(stage)) != 0:
-            self.seen[f"{kind}: lost"] += 1
-            print(f"does not run again: {stage}", file=sys.stderr)
-        self.compare(kind)
+        self.check(code_of(started(stage)) == 0, kind, stage, "does not run again")
+        self.compare(kind, stage)
+
+    def kill_a_stage(self) -> None:
+        """Up to three times: the later kills meet what the earlier ones left."""
+        stage = self.rng.choice(COMMANDS)
+        for _ in range(self.rng.randint(1, 3)):
+            kind = self.rng.choice((KILLS, KILLS_AT_OPERATIONS))
+            if kind == KILLS:
+                child = started(stage)
+                time.sleep(self.rng.uniform(0, self.seconds[stage]))
+                os.kill(child, signal.SIGKILL)
+            else:
+                child = started(stage, die_at=self.rng.randint(1, self.n_operations[stage]))
+            if code_of(child) == -signal.SIGKILL:  # else it was faster
+                self.happened(kind, stage)
+        self.run_again(stage, kind)
+
+    def run_twice_at_once(self) -> None:
+        stage, victim = self.rng.choice(COMMANDS), self.rng.choice((None, 0, 1))
+        pair = [started(stage)]
+        time.sleep(self.rng.uniform(0, self.seconds[stage] / 2))
+        pair.append(started(stage))
+        if victim is not None:
+            time.sleep(self.rng.uniform(0, self.seconds[stage]))
+            os.kill(pair[victim], signal.SIGKILL)
+        codes = [code_of(child) for child in pair]
+        self.happened(PAIRS, stage, refused=2 in codes)
+        left = [code for code in codes if code != -signal.SIGKILL]
+        self.check(0 in left or len(left) < 2, PAIRS, stage, f"ended with {codes}")
+        if victim is None and 0 in left:
+            self.compare(PAIRS, stage)
+        else:  # what a killed process has left is removed by the next run
+            self.run_again(stage, PAIRS)
 
     def fill_the_disk(self) -> None:
-        stage = self.rng.choice((*STAGES, EMBED))
+        stage, kind = self.rng.choice(COMMANDS), DISKS
         code = self.on_a_small_disk(stage)
-        kind = "full disks"
         if code is None:
-            code, kind = code_of(started(stage, largest_file=2 ** self.rng.randint(6, 16))), "full disks (by a limit)"
-        self.seen[kind] += 1
-        self.seen[f"{kind}: refused"] += code == 2
-        if code not in (0, 2):
-            self.seen[f"{kind}: lost"] += 1
-            print(f"code {code} on a full disk: {stage}", file=sys.stderr)
+            kind, code = LIMITS, code_of(started(stage, largest_file=2 ** self.rng.randint(6, 16)))
+        self.happened(kind, stage, refused=code == 2)
+        self.check(code in (0, 2), kind, stage, f"ended with {code}")
         self.run_again(stage, kind)
 
     def on_a_small_disk(self, stage: str) -> int | None:
@@ -207,58 +267,61 @@ class Soak:
                 os.chdir(root)
                 code = code_of(started(stage))
                 subprocess.run(["mount", "-o", "remount,size=1g", place], check=True)
-                if code_of(started(stage)) != 0 or contents(root) != self.truth:
-                    self.seen["full disks: differ"] += 1
-                    print(f"differs after a full disk: {stage}", file=sys.stderr)
+                again = code_of(started(stage))
+                self.check(again == 0 and contents(root) == self.truth, DISKS, stage, "differs with room again")
                 return code
             finally:
                 os.chdir(self.root)
                 subprocess.run(["umount", place], check=True)
 
     def flip_a_bit(self) -> None:
-        path = self.root / self.rng.choice([name for name in self.truth if name.endswith(SEALED)])
+        tracked = [name for name in self.truth if name.endswith(SEALED) or not name.startswith("scratch")]
+        name = self.rng.choice(tracked)
+        path = self.root / name
         facts, content = path.stat(), bytearray(path.read_bytes())
         content[self.rng.randrange(len(content))] ^= 1 << self.rng.randrange(8)
         path.write_bytes(content)
         os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-        self.seen["flips"] += 1
+        self.happened(FLIPS, path.name, refused=(is_noticed := self.notices(path)))
+        self.check(is_noticed, FLIPS, name, "was not noticed")
+        path.write_bytes(self.truth[name])
+
+    def notices(self, path: Path) -> bool:
+        if path.suffix not in SEALED:
+            return bool(verify(self.root).problems)
         try:
             found = Found(path)
             _ = read_tensors(found) if path.suffix == ".safetensors" else read_arrays(found, read_header(found).kind)
         except SalError:
-            pass
-        else:
-            self.seen["flips: not noticed"] += 1
-        path.write_bytes(self.truth[str(path.relative_to(self.root))])
-
-    def run_twice_at_once(self) -> None:
-        stage = self.rng.choice(STAGES)
-        first = started(stage)
-        time.sleep(self.rng.uniform(0, self.seconds[stage] / 2))
-        codes = [code_of(child) for child in (first, started(stage))]
-        self.seen["pairs"] += 1
-        self.seen["pairs: second refused"] += codes.count(2)
-        if 0 not in codes or set(codes) - {0, 2}:
-            self.seen["pairs: lost"] += 1
-        self.compare("pairs")
+            return True
+        return False
 
     def kill_dvc(self) -> None:
-        """Its children go on for a while; the next run says that they run, and a later one ends the work."""
-        for name in self.truth:
-            if name.startswith("runs/0/digits-8-9"):
-                (self.root / name).unlink(missing_ok=True)
-        running = subprocess.Popen(REPRO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(self.rng.uniform(2, 12))
+        """Its child goes on: the next run may be refused because of that, and a later one ends the work."""
+        stage = self.rng.choice(self.dvc_stages)
+        command = (*DVC, "repro", "--single-item", "--force", stage)
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        child = first_child(running)
+        if child is None:
+            return
+        orphan = os.pidfd_open(child)
+        time.sleep(self.rng.uniform(0, 10))
         running.kill()
         running.wait()
-        self.seen["kills of dvc repro"] += 1
-        for _ in range(20):
-            if subprocess.run(REPRO, capture_output=True, check=False).returncode == 0:
-                break
-            time.sleep(2)  # a child of the killed one still runs
-        else:
-            self.seen["kills of dvc repro: lost"] += 1
-        self.compare("kills of dvc repro")
+        n_tries, is_done = 0, False
+        while not is_done and n_tries < 30:
+            is_done, n_tries = subprocess.run(command, capture_output=True, check=False).returncode == 0, n_tries + 1
+        self.happened(KILLS_OF_DVC, stage, refused=n_tries > 1)
+        is_gone = bool(select.select([orphan], [], [], 600)[0])
+        os.close(orphan)
+        self.check(is_done and is_gone, KILLS_OF_DVC, stage, "does not run again")
+        self.compare(KILLS_OF_DVC, stage)
+
+    def table(self) -> Table:
+        table = Table("what", "stages or files", *COLUMNS)
+        for kind, seen in sorted(self.seen.items()):
+            table.add_row(kind, str(len(self.stages.get(kind, ()))), *(str(seen[column]) for column in COLUMNS))
+        return table
 
 
 def main() -> None:
@@ -275,23 +338,18 @@ def main() -> None:
         while time.monotonic() < end:
             n += 1
             soak.kill_a_stage()
-            soak.kill_at_an_operation()
             soak.run_twice_at_once()
             for _ in range(5):
                 soak.flip_a_bit()
             if n % 5 == 0:
                 soak.fill_the_disk()
-            if n % 30 == 0:
+            if n % 15 == 0:
                 soak.kill_dvc()
         os.chdir("/")
-    table = Table("what", "times")
-    for what, times in sorted(soak.seen.items()):
-        table.add_row(what, str(times))
-    Console().print(table)
+    Console().print(soak.table())
     if out:
         out.write_text(json.dumps(soak.seen, indent=2) + "\n")
-    bad = [what for what in soak.seen if what.endswith(("differ", "lost", "not noticed"))]
-    sys.exit(int(bool(bad)))
+    sys.exit(int(any(seen["lost"] or seen["differ"] for seen in soak.seen.values())))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from salcli.progress import is_main_process, rank, world_size
 
 BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
 SECONDS_FOR_MAIN = 2.0
-# how torch.distributed says that another process is gone
 # what is wrong with a disk or a path, not with salcli
 OF_THE_SYSTEM = {EDQUOT, EFBIG, EIO, ELOOP, EMFILE, ENAMETOOLONG, ENOSPC, EROFS}
 NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
+# how torch.distributed says that another process is gone
 LOST_PEER = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe", re.IGNORECASE)
 
 

@@ -26,7 +26,7 @@ ReadScratch = Annotated[bool, typer.Option("--scratch", help="Read from scratch/
 if TYPE_CHECKING:
     import pandas as pd
 
-    from salcli.report.results import Grid
+    from salcli.report.console import Grid
 
 
 class Format(StrEnum):
@@ -82,9 +82,16 @@ def table(
     ] = Convention.id_positive,
     sort: Annotated[
         Sort | None,
-        typer.Option("--sort", help="Sort each section by a column.", show_default="all by the average FPR95"),
+        typer.Option(
+            "--sort",
+            metavar="COLUMN",
+            help=f"Sort each section by {', '.join(Sort)}.",
+            show_default="all by the average FPR95",
+        ),
     ] = None,
-    output_format: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.rich,
+    output_format: Annotated[
+        Format, typer.Option("--format", metavar="FORMAT", help=f"How to write the table: {', '.join(Format)}.")
+    ] = Format.rich,
 ) -> None:
     """Collect every evaluation of the project: mean ± std over seeds, best value bold."""
     from dataclasses import replace
@@ -130,8 +137,7 @@ def _compare_with_paper(params_file: Path, output_format: Format) -> None:
     from salcli.report.console import console
     from salcli.report.paper import (
         beside_the_paper,
-        compare_errors,
-        errors_grid,
+        errors_beside_the_paper,
         matching_settings,
         paper_frame,
         paper_grids,
@@ -143,13 +149,13 @@ def _compare_with_paper(params_file: Path, output_format: Format) -> None:
     matching_settings(params)  # whether there is anything to compare with, before anything is read
     folder, asked = params_file.parent / RUNS, asked_for(read_yaml(params_file))
     comparisons = beside_the_paper(Results.from_folder(folder, asked), params)
-    errors = compare_errors(folder, asked, params)
-    grids = paper_grids(comparisons, errors_grid(errors, params))
+    comparisons += errors_beside_the_paper(folder, asked, params)
+    grids = paper_grids(comparisons)
     if output_format is Format.rich:
         for grid in grids:
             console.print(grid.rich())
     else:
-        _print(grids, paper_frame(comparisons, errors), output_format)
+        _print(grids, paper_frame(comparisons), output_format)
 
 
 def _print(grids: "list[Grid]", frame: "pd.DataFrame", output_format: Format) -> None:
@@ -242,7 +248,9 @@ def review(
     ood: OodSets = None,
     pi: Shares = None,
     seed: Seeds = None,
-    variant: Variants = None,
+    variant: Annotated[
+        str | None, typer.Option(help="The variant of SAL.", show_default="the first", rich_help_panel=RUN)
+    ] = None,
     scratch: ReadScratch = False,
     file: Annotated[
         Path | None,
@@ -307,13 +315,14 @@ def review(
             f"{written} exists already, perhaps with decisions; name another {'FILE' if to else '--out'}, or overwrite "
             "with --force"
         )
-    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
+    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": [variant] if variant else None}
     session = Session.open("review", params, None, **options, scratch=scratch, parallel=False)
     workspace, project = session.workspace, session.params
+    shown = variant or project.incumbent  # of two variants, most samples would be listed twice
     rows, tasks = [], []
     if back and file:
         rows = lists.read_label_studio(file, workspace, project, session.experiments)
-    for experiment in session.experiments if not back else ():
+    for experiment in [one for one in session.experiments if one.variant == shown] if not back else ():
         own = lists.rows_for_review(workspace, project, experiment, below)
         if by is Order.uncertainty or (by is None and to):
             own = lists.nearest_first(own)

@@ -61,7 +61,9 @@ def summary(params: ParamsFile = PARAMS_YAML) -> None:
 
 
 def prepare(
-    part: Annotated[PreparePart, typer.Argument(help="One part, as DVC runs it.")] = PreparePart.everything,
+    part: Annotated[
+        PreparePart, typer.Argument(show_choices=False, help=f"One part, as DVC runs it: {', '.join(PreparePart)}.")
+    ] = PreparePart.everything,
     params: ParamsFile = PARAMS_YAML,
     ood: OodSets = None,
     pi: Shares = None,

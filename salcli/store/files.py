@@ -193,13 +193,18 @@ def _seal(path: Path) -> None:
 
 def check_seal(found: Found) -> None:
     """Raise if any byte of a file has changed since it was written."""
-    facts = found.path.stat()
-    if not _is_intact(found.path, facts.st_ino, facts.st_size, facts.st_ctime_ns):
+    if not _is_intact(found.path, _state(found.path)):
         raise BadArtifactError(f"{found.path} is damaged: its content does not match its checksum; {found.fix}")
 
 
+def _state(path: Path) -> tuple[int, ...]:
+    """Changes with a file: for as long as it does not, one process reads it once. Times may also go backwards."""
+    facts = path.stat()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
 @lru_cache(maxsize=256)
-def _is_intact(path: Path, inode: int, size: int, ctime_ns: int) -> bool:
+def _is_intact(path: Path, state: tuple[int, ...]) -> bool:
     with path.open("rb") as file:
         start = file.read(SEAL_IS_WITHIN)
         position = start.find(SEAL) + len(SEAL)
@@ -397,13 +402,13 @@ def _check_kind(header: Header, found: Found, kind: str) -> None:
 def fingerprint(path: Path) -> str:
     """Identifies a file by its content; empty where there is none."""
     try:
-        facts = path.stat()
-        return _fingerprint(path, facts.st_size, facts.st_mtime_ns) if path.is_file() else ""
+        state = _state(path)  # or a loop of links would count as no file
+        return _fingerprint(path, state) if path.is_file() else ""
     except FileNotFoundError:
         return ""
 
 
 @lru_cache(maxsize=256)
-def _fingerprint(path: Path, size: int, mtime_ns: int) -> str:
+def _fingerprint(path: Path, state: tuple[int, ...]) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from salcli.data.duplicates import DIGEST_BYTES, Digests, sample_digests
-from salcli.data.samples import Samples, shown, some_of
+from salcli.data.samples import LARGEST_VALUE, Samples, shown, some_of
 from salcli.data.splits import IdSplit, Index
 from salcli.errors import BadArtifactError, ModelError, StorageError, UnknownNameError, check_regular
 from salcli.models.backbones import is_hooked
@@ -289,18 +289,16 @@ def read_wild_truth(found: Found) -> NDArray[np.bool_] | None:
 
 # -- representations
 
-LARGEST = 1e15  # its square, summed over features, is a float32
 REPRESENTATION = "representation"
 CHUNK_BYTES = 2**23  # of features and logits that are in memory at a time
 
 
 def not_usable(numbers: Tensor) -> str:
     """How many rows hold NaN, infinity or what overflows when it is squared, and which; empty if none does."""
-    if abs(float(numbers.sum())) <= LARGEST:  # one pass without copies
+    if not numbers.numel() or max(abs(float(one)) for one in numbers.aminmax()) <= LARGEST_VALUE:  # without copies
         return ""
-    rows = torch.nonzero(~(numbers.abs() <= LARGEST).all(dim=1)).flatten().tolist()
-    wrong = f"{len(rows)} of {len(numbers)} samples is NaN, infinite or above {LARGEST:g} (rows {some_of(rows)})"
-    return wrong if rows else ""
+    rows = torch.nonzero(~(numbers.abs() <= LARGEST_VALUE).all(dim=1)).flatten().tolist()
+    return f"{len(rows)} of {len(numbers)} samples is NaN, infinite or above {LARGEST_VALUE:g} (rows {some_of(rows)})"
 
 
 class RepresentationWriter:

@@ -1,20 +1,23 @@
-"""Bad input: one message that says what, where and the fix; exit code 2; nothing half-written."""
+"""Bad input, Ctrl-C, a closed pipe: one message that says what, where and the fix; nothing half-written."""
 
 import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import files, refused, salcli
+from helpers.cli import CONSOLE_SCRIPT, files, process, refused, salcli
 from helpers.quick import EXPERIMENT, OOD, SEED
+
+from salcli.params.reading import edited
 
 ONE = ["--ood", OOD, "--seed", str(SEED)]
 RUN = f"runs/{SEED}/{OOD}/pi-0.1"
 X = EXPERIMENT
-
-# --- a stage before the stage that it needs
 
 
 def test_the_command_that_is_named_makes_the_file(here: Path) -> None:
@@ -41,9 +44,6 @@ def test_the_command_that_is_named_makes_the_file(here: Path) -> None:
     assert X.evaluation("metrics.json").path in after
 
 
-# --- names and values
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -54,9 +54,6 @@ def test_the_command_that_is_named_makes_the_file(here: Path) -> None:
         ("prepare --pi nan", "--pi nan: must be a number in (0, 1], or unknown"),
         ("evaluate --method knn --set methods.knn.k=463", "methods.knn.k is 463, but there are only 462 ID training"),
         ("train-id --set launcher=nobody-has-this", "launcher 'nobody-has-this' cannot be started: No such file"),
-        ("train-id --lr 1e308", "train_id.lr  must be less than or equal to 1"),
-        ("train-id --set train_id.batch_size=10000000000", "train_id.batch_size  must be less than or equal to 1"),
-        ("prepare --set data.image_size=1000000", "data.image_size  must be less than or equal to 2048, got 1000000"),
         ("train-id --set model.backbone=wrn-100000-1000", "wrn-100000-1000 is beyond depth 1,000 or 500,000,000 wei"),
         ("train-id --set model.weights=loop", "loop: Too many levels of symbolic links; fix that"),
         ("train-id --params pipe", "pipe is a pipe or a device; it should be a file"),
@@ -76,7 +73,16 @@ def test_a_bad_name_or_value_is_refused(here: Path, arguments: str, message: str
     assert message in said
 
 
-# --- files that cannot be read or written
+def test_mistakes_in_params_are_named_also_by_a_table_which_runs_no_code_that_they_name(here: Path) -> None:
+    params, good = here / "params.yaml", (here / "params.yaml").read_text()
+    params.write_text(edited(good, {"seeds": ["one"], "rivals": ["wodos"], "filter.score": "sall"}))
+    named = [line.split()[0] for line in refused("prepare", root=here).splitlines()[1:]]
+    assert named == ["seeds.0", "rivals.0", "filter.score"]
+    assert "not valid in seeds" in refused("table", root=here)
+    (here / "evil.py").write_text("open('ran', 'w')")
+    params.write_text(edited(good, {"rivals": ["evil:Evil"], "model.code": "."}))
+    assert salcli("table").exit_code == 0
+    assert not Path("ran").exists(), "a table is safe to look at in a stranger's folder"
 
 
 def test_a_file_where_a_folder_should_be_and_a_folder_where_a_file_should_be_are_named(here: Path) -> None:
@@ -87,3 +93,32 @@ def test_a_file_where_a_folder_should_be_and_a_folder_where_a_file_should_be_are
     representation.unlink()
     representation.mkdir()
     assert "representation/wild.h5: Is a directory" in refused("filter", *ONE, root=here)
+
+
+# --- how the program ends; tests/store/test_faults.py has a full disk
+
+# the real program, but it reports its progress without a pause: that is how we know that it is in the middle
+TALKATIVE = "import salcli.report.console as c; c.SECONDS_BETWEEN_LINES = 0; from salcli.cli import main; main()"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_training_with_one_line_and_leaves_nothing_behind(here: Path) -> None:
+    before = files(here)
+    arguments = [sys.executable, "-u", "-c", TALKATIVE, "train-id", "--epochs", "100000", "--seed", str(SEED)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout
+            assert any("train-id, seed 0: " in line for line in running.stdout)
+            running.send_signal(signal.SIGINT)
+            _, errors = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == 130
+    assert errors == "interrupted; nothing half-written is left behind, run the same command again\n"
+    assert files(here) == before
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_is_no_reason_for_a_traceback() -> None:
+    done = process("bash", "-c", f"{CONSOLE_SCRIPT} presets main-cifar100 | true")
+    assert done.stderr == ""
