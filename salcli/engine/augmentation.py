@@ -1,6 +1,6 @@
-"""Random changes of images: flips, shifts, crops and colours of whole batches, on any device.
+"""Random changes of images: flips, shifts, crops and colors of whole batches, on any device.
 
-torchvision's transforms draw one crop and one set of colour factors for a whole batch; here each image has its own.
+torchvision's transforms draw one crop and one set of color factors for a whole batch; here each image has its own.
 All draws are made on the CPU, so the same seed gives the same images on every device.
 """
 
@@ -18,11 +18,11 @@ SHIFT = 4  # pixels, in each direction
 ASPECT = (3 / 4, 4 / 3)  # width / height
 N_TRIES = 10  # for a box that fits; then the whole image is taken
 
-# colour jitter
-JITTER_SHARE = 0.8  # of the images change their colours …
+# color jitter
+JITTER_SHARE = 0.8  # of the images change their colors …
 GRAY_SHARE = 0.2  # … and of all images some become gray
 STRENGTH = 0.4  # of brightness, contrast and saturation: factors from 0.6 to 1.4
-HUE_TURN = 0.1  # of the colour wheel, in each direction
+HUE_TURN = 0.1  # of the color wheel, in each direction
 LUMA = (0.2989, 0.587, 0.114)
 
 
@@ -61,7 +61,7 @@ def mirror_and_shift(images: Tensor, is_mirrored: Tensor, shift: Tensor) -> Tens
 
 
 class Distortions:
-    """The random views that contrastive methods compare: crops with jittered colours (SimCLR)."""
+    """The random views that contrastive methods compare: crops with jittered colors (SimCLR)."""
 
     def __init__(self, smallest_crop: float, generator: torch.Generator) -> None:
         self._smallest_crop, self._generator = smallest_crop, generator
@@ -78,7 +78,7 @@ class Distortions:
         return resized_crops(images, draw_boxes(len(images), images.shape[2], self._smallest_crop, self._generator))
 
     def recoloured(self, images: Tensor) -> Tensor:
-        """Colour jitter in a random order, then gray; images in [0, 255].
+        """Color jitter in a random order, then gray; images in [0, 255].
 
         Images that are not RGB have neither saturation nor hue, and count as gray already.
         """
@@ -138,7 +138,7 @@ def _resized_rows(images: Tensor, start: Tensor, length: Tensor) -> Tensor:
     return torch.lerp(first, second, weight).transpose(1, 2)
 
 
-# Colours: images are float (n, C, H, W) in [0, 1], each changed by its own factor.
+# Colors: images are float (n, C, H, W) in [0, 1], each changed by its own factor.
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def hue(images: Tensor, turn: Tensor) -> Tensor:
-    """All colours turned on the colour wheel by a share of the whole circle."""
+    """All colors turned on the color wheel by a share of the whole circle."""
     red, green, blue = images.unbind(dim=1)
     value, low = images.amax(dim=1), images.amin(dim=1)
     chroma = value - low

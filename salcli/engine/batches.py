@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_convert
 
 from salcli.engine.augmentation import Augmentation
 from salcli.engine.device import Compute
@@ -147,17 +147,13 @@ class DeviceRows:
         loader: DataLoader[Tensor] = DataLoader(
             self._rows,  # type: ignore[arg-type]  # has all that a Dataset needs
             batch_sampler=[positions.tolist() for positions in order],
-            collate_fn=_unchanged,  # type: ignore[arg-type]  # gets what __getitems__ returns
+            collate_fn=default_convert,  # unchanged: what __getitems__ returns is a batch already
             num_workers=N_WORKERS,
             pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # else it would draw from torch's global stream, which dropout uses
         )
         for samples in loader:
             yield samples.to(self._device, non_blocking=True)
-
-
-def _unchanged(batch: Tensor) -> Tensor:
-    return batch
 
 
 class EndlessRows:

@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -190,39 +190,18 @@ def computing(device: str, numerics: Numerics) -> Iterator[Compute]:
     resolved = resolve_device(device)
     if resolved.type == "mps" and numerics.precision == "bfloat16":
         raise DeviceError("numerics.precision bfloat16 does not work on mps; use float32 or float16")
-    with _cuda_settings(resolved, numerics.deterministic), _deterministic(numerics.deterministic):
+    with ExitStack() as afterwards:
+        if resolved.type == "cuda":  # TF32, and cuDNN's search for the fastest convolution
+            torch.cuda.set_device(resolved)
+            afterwards.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            afterwards.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+            torch.set_float32_matmul_precision("high")
+            torch.backends.cudnn.benchmark = not numerics.deterministic
+        if numerics.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
+            afterwards.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+            torch.use_deterministic_algorithms(True)
         yield Compute(resolved, numerics, processes())
-
-
-@contextmanager
-def _cuda_settings(device: torch.device, deterministic: bool) -> Iterator[None]:
-    """TF32, and cuDNN's search for the fastest convolution."""
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.set_device(device)
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = not deterministic
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.benchmark = before[1]
-
-
-@contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 def synchronised(network: nn.Module, device: torch.device) -> nn.Module:
@@ -247,8 +226,7 @@ class _CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(input)
         dims = [dim for dim in range(input.ndim) if dim != 1]
         per_channel = (-1, *[1] * (input.ndim - 2))  # C, 1, ...
-        n = torch.tensor([input.numel() / input.shape[1]], device=input.device)
-        dist.all_reduce(n)
+        n = processes().add_up(torch.tensor([input.numel() / input.shape[1]], device=input.device))
         mean = _SumOverProcesses.apply(input.sum(dims)) / n
         centred = input - mean.view(per_channel)
         variance = _SumOverProcesses.apply(centred.square().sum(dims)) / n
@@ -273,12 +251,8 @@ class _SumOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
+        return processes().add_up(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+        return processes().add_up(gradient)

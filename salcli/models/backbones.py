@@ -385,9 +385,14 @@ def is_hooked(name: str) -> bool:
 def import_path(name: str) -> tuple[str, str] | None:
     """(MODULE, NAME) of MODULE:NAME, or None if the name has another form. Nothing else is ever imported."""
     matched = IMPORT_PATH.fullmatch(name)
-    if not matched or name.startswith((TORCHVISION, TIMM)):
+    if not matched or is_published(name):
         return None
     return matched["module"], matched["name"]
+
+
+def is_published(name: str) -> bool:
+    """Whether it is a network of torchvision or timm, which publish weights."""
+    return name.startswith((TORCHVISION, TIMM))
 
 
 def timm_name(name: str) -> str | None:

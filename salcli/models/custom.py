@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from salcli.errors import ModelError, did_you_mean
 from salcli.models.backbones import Backbone, Features, Images, import_path, timm_name
@@ -231,7 +232,9 @@ class _Recorder(nn.Module):
 def build_network(name: str, in_channels: int, n_classes: int | None) -> nn.Module:
     """The whole network MODULE:NAME or timm:NAME, with its head; without `n_classes`, the head is for any number."""
     if (model := timm_name(name)) is not None:
-        return _build_timm(model, in_channels, n_classes or ANY_CLASSES)
+        options = {"in_chans": in_channels, "num_classes": n_classes or ANY_CLASSES}
+        built: nn.Module = timm_with(model).create_model(model, pretrained=False, **options)
+        return built
     make = import_object(name, "network")
     if isinstance(make, nn.Module):
         raise ModelError(f"{name} is a network; name its class, or a function that returns it")
@@ -283,12 +286,6 @@ def timm_with(model: str) -> ModuleType:
     return found
 
 
-def _build_timm(model: str, in_channels: int, n_classes: int) -> nn.Module:
-    timm = timm_with(model)
-    network: nn.Module = timm.create_model(model, pretrained=False, in_chans=in_channels, num_classes=n_classes)
-    return network
-
-
 # --- finding the head
 
 N_IMAGES = 2  # of the trial run
@@ -307,9 +304,8 @@ def find_head(
     calls, output = _trial_run(name, network, shape)
     linears = _linears(network)
     # a head is called once, with one vector for each image
-    usable = {
-        path: seen[0][1] for path, seen in calls.items() if len(seen) == 1 and _is_one_vector_an_image(seen[0][0])
-    }
+    once = {path: seen[0] for path, seen in calls.items() if len(seen) == 1}
+    usable = {path: logits for path, (size, logits) in once.items() if len(size) == 2 and size[0] == N_IMAGES}
     if head is not None:
         if head not in usable:
             shapes = ", ".join(str(shape) for shape, _ in calls[head]) if head in calls else "nothing"
@@ -342,30 +338,22 @@ def _trial_run(
 ) -> tuple[dict[str, list[Call]], Tensor | None]:
     """The calls of every linear layer, by its name, and the network's output."""
     calls: dict[str, list[Call]] = {}
-    hooks = []
-    for path, layer in _linears(network).items():
+    paths: dict[nn.Module, str] = {layer: path for path, layer in _linears(network).items()}
 
-        def record(_: nn.Module, inputs: tuple[Any, ...], output: Tensor, path: str = path) -> None:
-            calls.setdefault(path, []).append((tuple(inputs[0].shape), output.clone()))
+    def record(layer: nn.Module, inputs: Any, output: Any) -> None:
+        if layer in paths:
+            calls.setdefault(paths[layer], []).append((tuple(inputs[0].shape), output.clone()))
 
-        hooks.append(layer.register_forward_hook(record))
-    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(N_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
     try:
-        with torch.inference_mode():
-            output = network(torch.randn(N_IMAGES, *shape, generator=generator))
+        with register_module_forward_hook(record), torch.inference_mode():
+            output = network(images)
     except (Exception, SystemExit) as error:  # custom code may raise anything
         raise ModelError(
             f"{name} cannot take images of {shape[0]} × {shape[1]} × {shape[2]} (channels, height, width): "
             f"{describe_failure(error)}; set data.image_size and data.channels to what it takes"
         ) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
     return calls, _first_tensor(output)
-
-
-def _is_one_vector_an_image(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and shape[0] == N_IMAGES
 
 
 def _first_tensor(output: Any) -> Tensor | None:

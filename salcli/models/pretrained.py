@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 import torch
@@ -29,6 +29,7 @@ from salcli.models.backbones import (
     check_backbone_name,
     import_path,
     is_hooked,
+    is_published,
     takes_vectors,
     timm_name,
     torchvision_models,
@@ -180,7 +181,7 @@ def build_embedder(
     if takes_vectors(backbone):
         raise ModelError(f"{backbone} takes vectors, so there is nothing to embed; set model.frozen to false")
     if weights is None and import_path(backbone) is None:
-        fix = "pretrained or a file" if _library(backbone) else "a file"
+        fix = "pretrained or a file" if is_published(backbone) else "a file"
         raise ModelError(f"model.frozen uses {backbone} as it is, so it needs weights; set model.weights to {fix}")
     make_importable(code_folder)
     known = _of_library(backbone, weights)
@@ -258,17 +259,15 @@ def _of_library(backbone: str, weights: Path | str | None) -> dict[str, Any]:
     if (name := timm_name(backbone)) is not None:
         config = _timm_config(name)
         named = f"{config['architecture']}.{config['tag']}" if config else ""
-        return (
-            _of_config(config) if weights == PRETRAINED or (isinstance(weights, Path) and weights.stem == named) else {}
-        )
+        if weights == PRETRAINED or (isinstance(weights, Path) and weights.stem == named):
+            return _of_config(config)
     return {}
 
 
 def _torchvision_weights(name: str) -> list[Any]:
     """Members of the enum of weights, the default first."""
     found = torchvision_models(name).get_model_weights(name)
-    members = list(found)
-    return sorted(members, key=lambda member: member is not found.DEFAULT) if members else []
+    return sorted(found, key=lambda member: member is not found.DEFAULT)
 
 
 def _of_torchvision(name: str, weights: Any) -> dict[str, Any]:
@@ -296,13 +295,11 @@ def _of_config(config: Any) -> dict[str, Any]:
     """The same from a dict as timm's networks have one. Other ways to crop than in the middle are not offered."""
     config = config if isinstance(config, Mapping) else {}
     known: dict[str, Any] = {name: tuple(map(float, config[name])) for name in ("mean", "std") if name in config}
-    if (
-        not {"input_size", "crop_pct", "interpolation"} <= config.keys()
-        or config.get("crop_mode", "center") != "center"
-    ):
+    is_centered = config.get("crop_mode", "center") == "center"
+    if not is_centered or not {"input_size", "crop_pct", "interpolation"} <= config.keys():
         return known
     _, height, width = config["input_size"]
-    if height == width and config["interpolation"] in ("bilinear", "bicubic"):
+    if height == width and config["interpolation"] in get_args(Interpolation):
         resize = math.floor(height / config["crop_pct"])  # as timm.data.create_transform does it
         known |= {"resize": resize, "crop": height, "interpolation": config["interpolation"]}
     return known
@@ -319,8 +316,10 @@ def _settled(
     keys = {"resize": "data.image_size", "mean": "model.mean", "std": "model.std"}
     missing = [key for name, key in keys.items() if name not in values]
     if missing:
-        usual = library_preprocessing(backbone)
-        hint = f" ({_described(usual)}: what its published weights expect)" if usual else ""
+        hint = ""
+        if usual := library_preprocessing(backbone):
+            mean_and_std = ", ".join(str([round(value, 4) for value in values]) for values in (usual.mean, usual.std))
+            hint = f" ({usual.crop}, {mean_and_std}: what its published weights expect)"
         raise ModelError(f"what the weights of {backbone} expect is not known; set {', '.join(missing)}{hint}")
     settled = Preprocessing(**values)
     if settled.channels not in (1, 3) or len(settled.std) != settled.channels or min(settled.std) <= 0:
@@ -329,10 +328,6 @@ def _settled(
             f"{list(settled.mean)} and {list(settled.std)}"
         )
     return settled
-
-
-def _described(one: Preprocessing) -> str:
-    return f"{one.crop}, {[round(v, 4) for v in one.mean]}, {[round(v, 4) for v in one.std]}"
 
 
 # --- weights
@@ -350,10 +345,6 @@ def load_pretrained(backbone: str, in_channels: int = 3) -> dict[str, Tensor]:
     if (name := timm_name(backbone)) is not None:
         return _load_timm(name, in_channels)
     raise ModelError(f"{backbone} has no published weights that salcli knows; set model.weights to a file")
-
-
-def _library(backbone: str) -> str:
-    return next((library for library in ("torchvision", "timm") if backbone.startswith(f"{library}:")), "")
 
 
 def _given(backbone: str, weights: Path | str, in_channels: int) -> tuple[dict[str, Tensor], str]:
@@ -440,9 +431,8 @@ def _check_reachable(config: Mapping[str, Any]) -> None:
 
 
 def _no_timm_weights(name: str, config: Mapping[str, Any], error: Exception) -> str:
-    reason = (
-        f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
-    )
+    first_line = str(error).strip().partition("\n")[0] or "no reason given"
+    reason = f"{type(error).__name__}: {first_line}"
     start = f"the weights of timm:{name} are not on this computer and cannot be downloaded ({reason}); "
     if not config["hf_hub_id"]:
         folder = Path(torch.hub.get_dir()) / "checkpoints"

@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,9 @@ class _Target:
     backbone: Backbone
     label: str
 
-    @property
+    @cached_property
     def expected(self) -> State:
         return self.network.state_dict()
-
-    @property
-    def n_classes(self) -> int | None:
-        head = self.expected.get(f"{HEAD}weight")
-        return None if head is None else len(head)
 
 
 def _load(target: _Target, state: State, source: str) -> WeightsReport:
@@ -205,14 +201,15 @@ def _without_prefixes(names: list[str], prefixes: list[str], known: set[str]) ->
 def _drop_foreign_head(target: _Target, given: Given, source: str) -> tuple[str | None, list[str]]:
     """Drop a head for another number of classes, as published weights mostly have. Returns a note, and its names."""
     name, head = given.get(f"{HEAD}weight", ("", torch.zeros(0)))
-    n_classes = target.n_classes
+    ours = target.expected.get(f"{HEAD}weight")
+    n_classes = None if ours is None else len(ours)
     if head.shape[1:] != (target.backbone.n_features,) or len(head) == n_classes:
         return None, []
     note = (
         f"{source} is for {len(head)} classes ({name} is {_shape(head)}), the ID data have {n_classes}: "
         "it is used without its head, which starts from random weights"
     )
-    return note, [given.pop(ours)[0] for ours in (f"{HEAD}weight", f"{HEAD}bias") if ours in given]
+    return note, [given.pop(part)[0] for part in (f"{HEAD}weight", f"{HEAD}bias") if part in given]
 
 
 # --- checks
@@ -244,11 +241,10 @@ def _check_names_and_shapes(target: _Target, source: str, given: Given) -> None:
 
 
 def _check_numbers(target: _Target, source: str, given: Given) -> None:
-    expected = target.expected
     unusable = [
         f"{name} {reason}"
         for ours, (name, tensor) in given.items()
-        if not ours.endswith(COUNTER) and (reason := _unusable(tensor, expected[ours]))
+        if not ours.endswith(COUNTER) and (reason := _unusable(tensor, target.expected[ours]))
     ]
     if unusable:
         raise WeightsError(f"{source} cannot be used\n{_listing('unusable', unusable)}give other weights")

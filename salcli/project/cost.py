@@ -25,21 +25,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
-
-from ruamel.yaml import YAML
 
 from salcli.data.catalogue import DataSet, data_set
 from salcli.errors import unknown_name
-from salcli.params.reading import lookup
+from salcli.params.reading import lookup, read_yaml
 
-ENCODER_VIEWS = {
-    "knn-plus": (2, 1),
-    "csi": (8, 4),
-    "all-id": (1, 0),
-}  # of an image in a step: for the features, for the heads
+# views of an image in a step: for the features, for the heads
+ENCODER_VIEWS = {"knn-plus": (2, 1), "csi": (8, 4), "all-id": (1, 0)}
 STEP = "step"
 CUDA_BYTES = 0.5e9
 
@@ -75,6 +70,8 @@ class SetSize:
 def estimated_gigabytes(params: Mapping[str, Any]) -> float:
     """GPU memory of the largest training step."""
     name, methods = params["model"]["backbone"], params["methods"]
+    if params["model"]["frozen"]:  # linear heads
+        return CUDA_BYTES / 1e9
     if name not in NETWORKS:
         raise unknown_name("network of a preset", name, NETWORKS)
     in_a_step: list[int] = [params["train_id"]["batch_size"], 2 * params["train_ood"]["batch_size"]]
@@ -94,6 +91,9 @@ class Work(NamedTuple):
 
 def estimated_images(params: Mapping[str, Any]) -> int:
     """Images through a network, in all."""
+    if params["model"]["frozen"]:  # embedded once; then only heads are trained
+        data = params["data"]
+        return sum(data_set(name).n_images for name in {data["id"], *data["ood"], *data["test_ood"]})
     return round(sum(estimated_work(params)))
 
 
@@ -159,8 +159,7 @@ def _wild_size(n_id: float, n_ood: float, pi: float | str) -> float:
 
 def n_processes(params: Mapping[str, Any]) -> int:
     """How many stages `dvc repro` starts, each in a process of its own."""
-    pipeline = files("salcli") / "project" / "pipeline.yaml"
-    stages = YAML(typ="safe", pure=True).load(pipeline.read_text(encoding="utf-8"))["stages"]
+    stages = read_yaml(Path(__file__).with_name("pipeline.yaml"))["stages"]
     axes = [[str(axis)[2:-1] for axis in stage.get("matrix", {}).values()] for stage in stages.values()]  # ${KEY}
     return sum(prod(len(lookup(params, key)) for key in keys) for keys in axes)
 

@@ -114,7 +114,7 @@ def look_at_data(
 ) -> CustomData:
     """Read vectors, or headers of images; decode small sets; compare contents. Nothing is written."""
     calibration = [calibration_path] if calibration_path else []
-    _check_places(project, [id_path, *calibration], wild_paths, test_paths)
+    _check_paths(project, [id_path, *calibration], wild_paths, test_paths)
     roles = [(ID, (id_path,)), *((CALIBRATION, (path,)) for path in calibration), (WILD, tuple(wild_paths))]
     roles += [("odd", (path,)) for path in test_paths]
     taken: list[str] = [*DATA_SETS]
@@ -143,7 +143,7 @@ def look_at_data(
     return data
 
 
-def _check_places(
+def _check_paths(
     project: Path, labeled: Sequence[Path], wild_paths: Sequence[Path], test_paths: Sequence[Path]
 ) -> None:
     for path in (*labeled, *wild_paths, *test_paths):

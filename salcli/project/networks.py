@@ -25,11 +25,10 @@ from salcli.models.backbones import (
     AUTO,
     LINEAR,
     OF_VECTORS,
-    TIMM,
-    TORCHVISION,
     check_backbone_name,
     import_path,
     is_hooked,
+    is_published,
     takes_vectors,
 )
 from salcli.models.custom import build_network, describe_failure, find_head, folder_of, make_importable
@@ -82,18 +81,10 @@ class NetworkOptions:
 
     def completed(self, assigned: Mapping[str, Any]) -> "NetworkOptions":
         """With what --set says about the model."""
-
-        def text(key: str, given: str | None) -> str | None:
-            value = assigned.get(f"model.{key}")
-            return given or (value if isinstance(value, str) else None)
-
-        return replace(
-            self,
-            backbone=text("backbone", self.backbone),
-            head=text("head", self.head),
-            weights=text("weights", self.weights),
-            frozen=self.frozen or assigned.get("model.frozen") is True,
-        )
+        missing = [key for key in ("backbone", "head", "weights") if not getattr(self, key)]
+        texts: dict[str, Any] = {key: assigned.get(f"model.{key}") for key in missing}
+        texts = {key: text if isinstance(text, str) else None for key, text in texts.items()}
+        return replace(self, **texts, frozen=self.frozen or assigned.get("model.frozen") is True)
 
 
 @dataclass(frozen=True)
@@ -248,7 +239,7 @@ class Bench:
 
     def _weights(self, backbone: str) -> Path | Literal["pretrained"] | None:
         given = self.options.weights
-        if given == PRETRAINED and not _is_of_a_library(backbone):
+        if given == PRETRAINED and not is_published(backbone):
             raise UsageMistakeError(f"--weights pretrained is for torchvision: and timm:; name a file for {backbone}")
         return None if given is None else PRETRAINED if given == PRETRAINED else Path(given).expanduser()
 
@@ -257,7 +248,7 @@ class Bench:
     def _frozen(self, backbone: str, why: str) -> Network:
         check_backbone_name(backbone)
         code, weights = self._code_folder(backbone), self._weights(backbone)
-        if weights is None and _is_of_a_library(backbone):
+        if weights is None and is_published(backbone):
             weights = PRETRAINED
         elif weights is None and not _returns_trained_weights(backbone):
             raise UsageMistakeError(
@@ -275,7 +266,7 @@ class Bench:
             _raise_with_options(error)
         return Network(
             backbone,
-            f"{why}; {self._shown(weights)}",
+            f"{why}; {_shown(weights)}",
             size,
             channels,
             head=embedder.spec.head,
@@ -289,11 +280,6 @@ class Bench:
     def _written(self, weights: Path | str | None) -> str | None:
         return as_written(weights, self.folder) if isinstance(weights, Path) else weights
 
-    def _shown(self, weights: Path | str | None) -> str:
-        if isinstance(weights, Path):
-            return printable(weights.name)
-        return "its published weights" if weights else "the weights that it comes with"
-
     # trained
 
     def _trained(self, backbone: str, why: str, *, from_scratch: bool = False) -> Network:
@@ -303,7 +289,7 @@ class Bench:
         # gray images can also be given to a network as three equal channels
         possible = [1, 3] if channels == 1 and "data.channels" not in self.assigned else [channels]
         from_scratch = from_scratch or ("model.weights" in self.assigned and self.assigned["model.weights"] is None)
-        if _is_of_a_library(backbone) and weights in (None, PRETRAINED) and not from_scratch:
+        if is_published(backbone) and weights in (None, PRETRAINED) and not from_scratch:
             usual = library_preprocessing(backbone)
             try:
                 if usual is None:
@@ -315,14 +301,13 @@ class Bench:
                     raise
                 notes.append(f"{backbone} is trained from scratch, because it has no pretrained weights here: {error}")
         head, channels = self._first_that_works(backbone, size, possible)
-        spec = NetworkSpec(backbone, self.n_classes, (0.0,) * channels, (1.0,) * channels, head=head)
-        classifier = Classifier(spec)
+        classifier = self._classifier(backbone, channels, head)
         is_trained = self.assigned.get("train_id.epochs") == 0  # custom code may return a trained network
         if weights is not None:
             report = load_given(classifier, weights)
             is_trained = is_trained or (report.head_was_loaded and weights != PRETRAINED)
             notes += [report.note] if report.note and weights != PRETRAINED else []
-            why = f"{why}; {'with' if is_trained else 'fine-tuned from'} {self._shown(weights)}"
+            why = f"{why}; {'with' if is_trained else 'fine-tuned from'} {_shown(weights)}"
         elif is_trained:
             check_custom_head(classifier)
         _run_once(classifier, channels, size)
@@ -349,10 +334,13 @@ class Bench:
             return find_head(backbone, head, self.n_classes, (channels, size, size))
         if head is not None:
             raise ParamsError(f"--head is for custom networks and those of timm; {backbone} needs none")
-        spec = NetworkSpec(backbone, self.n_classes, (0.0,) * channels, (1.0,) * channels)
         with torch.inference_mode():
-            Classifier(spec).eval()(torch.zeros(2, channels, size, size))
+            self._classifier(backbone, channels).eval()(torch.zeros(2, channels, size, size))
         return None
+
+    def _classifier(self, backbone: str, n_inputs: int, head: str | None = None) -> Classifier:
+        """With random weights; `n_inputs`: channels of images, or dimensions of vectors."""
+        return Classifier(NetworkSpec(backbone, self.n_classes, (0.0,) * n_inputs, (1.0,) * n_inputs, head=head))
 
     # timing
 
@@ -388,8 +376,7 @@ class Bench:
         """For one sample, there and back; and for one without gradients."""
         size = network.image_size or 0
         shape = (network.channels or 0, size, size) if size else (self.data.id.n_dimensions,)
-        spec = NetworkSpec(network.backbone, self.n_classes, (0.0,) * shape[0], (1.0,) * shape[0], head=network.head)
-        classifier = Classifier(spec).to(self.device)
+        classifier = self._classifier(network.backbone, shape[0], network.head).to(self.device)
 
         def samples(n: int) -> Tensor:
             return torch.randint(0, 256, (n, *shape), dtype=torch.uint8, device=self.device)
@@ -440,6 +427,12 @@ class Bench:
         return PASSES_TO_SEPARATE * seconds_each(passes, 16, budget=0.5)
 
 
+def _shown(weights: Path | str | None) -> str:
+    if isinstance(weights, Path):
+        return printable(weights.name)
+    return "its published weights" if weights else "the weights that it comes with"
+
+
 def _rate(seconds: float) -> str:
     return f"{1 / seconds:,.0f}" if seconds < 0.1 else f"{1 / seconds:.1f}"
 
@@ -454,10 +447,6 @@ def _raise_with_options(error: ModelError) -> NoReturn:
     for key, option in OPTIONS.items():
         message = message.replace(key, option)
     raise type(error)(message) from error
-
-
-def _is_of_a_library(backbone: str) -> bool:
-    return backbone.startswith((TORCHVISION, TIMM))
 
 
 def _returns_trained_weights(backbone: str) -> bool:

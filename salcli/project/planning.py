@@ -138,6 +138,7 @@ def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has
         )
     values: dict[str, Any] = {
         "seeds": [0],
+        "variants": ["sal-auto", "sal"],  # the first is the detector unless another method is surely better
         "rivals": [],
         "data.id": data.id.name,
         "data.ood": [data.wild.name],
@@ -160,6 +161,7 @@ def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has
     choices = [
         Choice("split", _shown_shares(shares, data), _why_split(shares, n_train, n_calibration, data.kind)),
         _input_choice(data, network),
+        *_columns_choice(data),
         Choice("network", _shown_network(network), network.why),
         *_training_choices(told, network, n_train, data.kind, has_gpu=has_gpu),
     ]
@@ -243,6 +245,12 @@ def _input_choice(data: CustomData, network: Network) -> Choice:
         why = "what its weights were trained with" if network.weights == PRETRAINED else "as you set it"
     channels = network.channels or 0
     return Choice("images", f"{size} × {size}, {channels} channel{'s' * (channels > 1)}", why)
+
+
+def _columns_choice(data: CustomData) -> list[Choice]:
+    """Which columns of their files hold what."""
+    labeled, wild = data.id.source.columns, data.wild.source.columns
+    return [Choice("columns", labeled, f"{data.wild.name}: {wild}" if wild else "")] if labeled else []
 
 
 def _shown_network(network: Network) -> str:
@@ -335,7 +343,7 @@ def _notes(data: CustomData, network: Network, values: Mapping[str, Any]) -> lis
         notes.append("not every file was read to its end; `prepare` names and leaves out any further bad ones")
     if network.is_trained and "model.mean" not in values:
         notes.append(
-            "the network's input is normalised with mean and std of your training images, which is a guess: give what "
+            "the network's input is normalized with mean and std of your training images, which is a guess: give what "
             "it was trained with (--mean, --std), or --mean 0 --std 1 if it normalises by itself"
         )
     if data.is_vectors:

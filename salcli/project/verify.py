@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,10 +53,5 @@ def verify(root: Path, progress: Progress | None = None) -> Verified:
 
 def _of_dvc(lock: Path) -> dict[str, str]:
     """The MD5 of every file that DVC knows."""
-
-    def outs() -> Iterator[tuple[str, str]]:
-        for stage in read_yaml(lock).get("stages", {}).values() if lock.exists() else ():
-            for out in stage.get("outs", ()):
-                yield str(out["path"]), str(out.get("md5", ""))
-
-    return dict(outs())
+    stages = read_yaml(lock).get("stages", {}).values() if lock.exists() else ()
+    return {str(out["path"]): str(out.get("md5", "")) for stage in stages for out in stage.get("outs", ())}

@@ -55,11 +55,10 @@ def with_scores(results: Results, progress: Progress, convention: str = ID_POSIT
         progress = Silent()  # a bar that comes and goes would only disturb the table
     evaluations = list(results.runs.groupby(list(EvaluationKey._fields), sort=False))
     with progress.task("intervals over test samples", len(evaluations), "evaluations") as task:
-        for key, own in evaluations:
-            place = EvaluationKey(*key)  # type: ignore[arg-type]
-            found = Found(_scores_file(results.files[place]), place.made_by)
+        for values, own in evaluations:
+            key = EvaluationKey(*values)  # type: ignore[arg-type]
             if own["fpr95"].notna().any():
-                _add(runs, own, found, convention)
+                _add(runs, own, Found(_scores_file(results.files[key]), key.made_by), convention)
             task.advance(1)
     done = replace(results, runs=runs, convention=convention)
     return replace(done, verdicts={part.shares[0]: verdict(part) for part in done.by_pi()})

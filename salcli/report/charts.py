@@ -37,7 +37,7 @@ from salcli.report.figures import (
     write_figure,
 )
 from salcli.report.findings import Evaluation, MethodScores
-from salcli.report.stage_tables import score_label
+from salcli.report.stage_tables import score_label, share_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 INK, LINE = "#22262c", "#c8cdd4"
 SMALL, WIDE, TALL, FLAT = (2.9, 2.2), (4.4, 2.8), (3.4, 3.0), (3.4, 2.2)  # inches; a phone shows them at their size
-# what the style sheet of the page has a light and a dark colour for
+# what the style sheet of the page has a light and a dark color for
 VARIABLES = {
     INK: "currentColor", LINE: "var(--line)", ORANGE: "var(--orange)", PURPLE: "var(--purple)", GREEN: "var(--green)",
     BLUE: "var(--blue)", GREY: "var(--grey)", VERMILION: "var(--vermilion)",
@@ -54,7 +54,7 @@ VARIABLES = {
 INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 SMALLER: dict[Any, Any] = {**dict.fromkeys(INKED, INK), "font.size": 9, "legend.fontsize": 8, "hatch.linewidth": 0.6}
 TAIL = 0.005  # share of the scores at either end that may be in the outermost bin
-ROC_COLOURS = (BLUE, ORANGE, PURPLE, VERMILION)
+ROC_COLORS = (BLUE, ORANGE, PURPLE, VERMILION)
 ROC_DASHES = ("--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 # lone surrogates stand for bytes that are not UTF-8; XML and browsers allow no control characters
 NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -77,7 +77,7 @@ class Chart:
 
     @cached_property
     def svg(self) -> Markup:
-        """For the page: colours are variables of the style sheet, and its ids differ from those of other charts."""
+        """For the page: colors are variables of the style sheet, and its ids differ from those of other charts."""
         text = io.StringIO()
         with _drawing():
             self.figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
@@ -87,8 +87,8 @@ class Chart:
             svg = re.sub(pattern, "", svg, flags=re.DOTALL)
         svg = re.sub(r'(?<=\bid=")|(?<=href="#)|(?<=url\(#)', f"{self.slug}-", svg)
         svg = re.sub(r"""(font: [^'";]*)'DejaVu Sans'[^;"]*""", r"\1var(--sans)", svg)
-        for colour, variable in VARIABLES.items():
-            svg = re.sub(colour, variable, svg, flags=re.IGNORECASE)
+        for color, variable in VARIABLES.items():
+            svg = re.sub(color, variable, svg, flags=re.IGNORECASE)
         return Markup(svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1))
 
     def write(self, folder: Path) -> list[Path]:
@@ -104,10 +104,6 @@ def clean(text: str) -> str:
     return NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def percent(share: float | None) -> str:
-    return "unknown" if share is None or share != share else f"{share:.1%}"
-
-
 def compact(number: float) -> str:
     """Three digits, with a real minus."""
     return f"{number:.3g}".replace("-", "−")
@@ -119,27 +115,27 @@ def compact(number: float) -> str:
 def tau_chart(candidates: Candidates) -> Chart:
     """The filter's score of wild and of calibration data, with T."""
     wild, calibration, threshold = candidates.wild_score, candidates.calibration_score, candidates.threshold
-    with _axes(WIDE) as (plot,):
+    with _axes(WIDE) as (figure, plot):
         samples = [(calibration, f"calibration ({len(calibration):,})", BLUE), (wild, f"wild ({len(wild):,})", ORANGE)]
         densities(plot, [sample for sample in samples if len(sample[0])], score_bins(plot, candidates))
         mark_threshold(plot, threshold, f"T = {compact(threshold)}")
         plot.set_ylabel("share of samples")
-        _legend(plot)
+        _legend(figure)
     n_above, n_held_out = len(candidates.index), int((calibration > threshold).sum())
     summary = (
-        f"{n_above:,} of {len(wild):,} wild samples ({percent(n_above / max(1, len(wild)))}) are above T = "
+        f"{n_above:,} of {len(wild):,} wild samples ({share_text(n_above / max(1, len(wild)))}) are above T = "
         f"{compact(threshold)}, and {n_held_out:,} of {len(calibration):,} calibration samples "
-        f"({percent(n_held_out / max(1, len(calibration)))})."
+        f"({share_text(n_held_out / max(1, len(calibration)))})."
     )
     title = f"{score_label(candidates.score_name)} of wild and calibration data"
-    return Chart("filter-scores", title, summary, _figure_of(plot))
+    return Chart("filter-scores", title, summary, figure)
 
 
 def roc_overview(evaluation: Evaluation) -> Chart:
     """All methods in one chart: SAL and the best others stand out."""
     ranked, main = [one for one in evaluation.methods if one.roc], evaluation.main
-    shown = [one for one in ranked if one is not main][: len(ROC_COLOURS)]
-    with _axes(WIDE) as (plot,):
+    shown = [one for one in ranked if one is not main][: len(ROC_COLORS)]
+    with _axes(WIDE) as (figure, plot):
         for one in ranked:
             fpr, tpr = one.roc or (np.empty(0), np.empty(0))
             name = _name_in_figure(one.label)
@@ -147,8 +143,8 @@ def roc_overview(evaluation: Evaluation) -> Chart:
                 plot.plot(fpr, tpr, color=GREEN, linewidth=2.4, label=name, zorder=4)
             elif one in shown:
                 at = shown.index(one)
-                colour, dashes = ROC_COLOURS[at], ROC_DASHES[at]
-                plot.plot(fpr, tpr, color=colour, linestyle=dashes, linewidth=1.4, label=name, zorder=3)
+                color, dashes = ROC_COLORS[at], ROC_DASHES[at]
+                plot.plot(fpr, tpr, color=color, linestyle=dashes, linewidth=1.4, label=name, zorder=3)
             else:
                 plot.plot(fpr, tpr, color=LINE, linewidth=1, zorder=2)
         if len(ranked) > len(shown) + 1:
@@ -156,26 +152,26 @@ def roc_overview(evaluation: Evaluation) -> Chart:
         _roc_axes(plot)
         plot.legend(loc="lower right")
     best = "; ".join(_sentence(one) for one in [main, *shown])
-    return Chart("roc-all", f"ROC of all methods on {evaluation.test_set}", f"{best}.", _figure_of(plot))
+    return Chart("roc-all", f"ROC of all methods on {evaluation.test_set}", f"{best}.", figure)
 
 
 def roc_chart(one: MethodScores) -> Chart:
     """One method's ROC, with the point of FPR95."""
     assert one.roc
-    with _axes() as (plot,):
+    with _axes() as (figure, plot):
         plot.plot(*one.roc, color=GREEN, linewidth=2)
         fpr95 = float(np.mean(one.ood >= one.threshold))
         kept = float(np.mean(one.id >= one.threshold))
         plot.plot([fpr95], [kept], "o", color=VERMILION, markersize=6, zorder=5, clip_on=False)
-        plot.text(0.97, 0.06, f"FPR95 {percent(fpr95)}", ha="right", transform=plot.transAxes)
+        plot.text(0.97, 0.06, f"FPR95 {share_text(fpr95)}", ha="right", transform=plot.transAxes)
         _roc_axes(plot)
-    return Chart(f"roc-{one.method}", f"ROC of {one.label}", f"{_sentence(one)}.", _figure_of(plot))
+    return Chart(f"roc-{one.method}", f"ROC of {one.label}", f"{_sentence(one)}.", figure)
 
 
 def histogram_chart(one: MethodScores) -> Chart:
     """One method's scores of ID and OOD test data, with the threshold that keeps 95% of ID."""
     threshold = one.threshold
-    with _axes() as (plot,):
+    with _axes() as (figure, plot):
         samples = [(one.id, "ID test", ORANGE), (one.ood, "OOD test", PURPLE)]
         samples = [sample for sample in samples if len(sample[0])]
         # both sides count alike, however many samples they have
@@ -186,11 +182,13 @@ def histogram_chart(one: MethodScores) -> Chart:
         plot.set(xlabel="score (higher: more ID-like)", ylabel="share", xlim=(bins[0], bins[-1]))
         for axis in ("x", "y"):
             plot.locator_params(axis=axis, nbins=4)
-        _legend(plot)
-    summary = f"The threshold {compact(threshold)} keeps {percent(float(np.mean(one.id >= threshold)))} of ID test data"
+        _legend(figure)
+    summary = (
+        f"The threshold {compact(threshold)} keeps {share_text(float(np.mean(one.id >= threshold)))} of ID test data"
+    )
     if len(one.ood):
-        summary += f", and {percent(float(np.mean(one.ood >= threshold)))} of OOD test data pass it"
-    return Chart(f"scores-{one.method}", f"Scores of {one.label}", f"{summary}.", _figure_of(plot))
+        summary += f", and {share_text(float(np.mean(one.ood >= threshold)))} of OOD test data pass it"
+    return Chart(f"scores-{one.method}", f"Scores of {one.label}", f"{summary}.", figure)
 
 
 # --- training and theory
@@ -199,7 +197,7 @@ def histogram_chart(one: MethodScores) -> Chart:
 def training_chart(network: str, name: str, curve: pd.DataFrame) -> Chart:
     """Loss and accuracy by epoch."""
     has_accuracy = "accuracy" in curve and bool(curve["accuracy"].notna().any())
-    with _axes(TALL if has_accuracy else FLAT, rows=2 if has_accuracy else 1) as plots:
+    with _axes(TALL if has_accuracy else FLAT, rows=2 if has_accuracy else 1) as (figure, *plots):
         plots[0].plot(curve["epoch"], curve["loss"], color=BLUE, linewidth=1.8, marker="." if len(curve) < 4 else "")
         plots[0].set_ylabel("loss")
         if (curve["loss"] > 0).all() and curve["loss"].max() > 20 * curve["loss"].min():
@@ -212,43 +210,42 @@ def training_chart(network: str, name: str, curve: pd.DataFrame) -> Chart:
     last = curve.iloc[-1]
     summary = f"{len(curve)} epochs; loss {curve['loss'].iloc[0]:.3g} at first, {last['loss']:.3g} at last"
     if has_accuracy:
-        summary += f", accuracy on ID training data {percent(float(last['accuracy']))}"
-    return Chart(f"training-{network}", name, f"{summary}.", _figure_of(plots[0]))
+        summary += f", accuracy on ID training data {share_text(float(last['accuracy']))}"
+    return Chart(f"training-{network}", name, f"{summary}.", figure)
 
 
 def theory_charts(theory: dict[str, Any]) -> list[Chart]:
     """The gradients, the errors of the filter against its threshold, and ζ beside what Theorem 2 asks for."""
     charts = []
     if theory.get("gradients"):
-        with _axes(TALL) as (plot,):
+        with _axes(TALL) as (figure, plot):
             theta = draw_gradients(plot, theory)
-            _legend(plot)
+            _legend(figure)
         outliers = "OOD data" if theory["gradients"]["by_truth"] else "samples with τ > T"
         summary = (
             f"Gradients of wild data around the mean ID gradient ∇̄ and the singular vector v. The mean gradient of "
             f"{outliers} is at θ = {theta} to v."
         )
-        charts.append(Chart("theory-gradients", "Gradients of wild data (Figure 1)", summary, _figure_of(plot)))
-    with _axes(TALL) as (plot,):
+        charts.append(Chart("theory-gradients", "Gradients of wild data (Figure 1)", summary, figure))
+    with _axes(TALL) as (figure, plot):
         errors = draw_errors(plot, theory)
-        _legend(plot)
+        _legend(figure)
     if errors:
-        shown = ", ".join(f"{name} {percent(value)}" for name, value in errors.items())
+        shown = ", ".join(f"{name} {share_text(value)}" for name, value in errors.items())
         summary = f"At T = {float(theory['threshold']):.3g}: {shown}."
         if theory.get("contamination") is not None:
-            summary += f" {percent(theory['contamination'])} of the candidates are ID data (contamination)."
-        charts.append(Chart("theory-errors", "Errors of the filter against its threshold", summary, _figure_of(plot)))
-    with _axes(TALL) as (plot,):
+            summary += f" {share_text(theory['contamination'])} of the candidates are ID data (contamination)."
+        charts.append(Chart("theory-errors", "Errors of the filter against its threshold", summary, figure))
+    with _axes(TALL) as (figure, plot):
         draw_condition(plot, theory)
-        _legend(plot, n_columns=1)
+        _legend(figure, n_columns=1)
     zeta, debiased, required = (float(theory[key]) for key in ("zeta", "zeta_without_noise", "required"))
     holds = "holds" if theory.get("condition_holds") else "does not hold"
     summary = f"ζ = {zeta:.3g}, debiased {debiased:.3g}; Theorem 2 asks for {required:.3g}: its condition {holds}."
     if "zeta_pairwise" in theory:
-        summary += (
-            f" The authors' code would print ζ = {float(theory['zeta_pairwise']):.3g}, the mean pairwise distance."
-        )
-    charts.append(Chart("theory-condition", "Condition on the discrepancy ζ", summary, _figure_of(plot)))
+        pairwise = float(theory["zeta_pairwise"])
+        summary += f" The authors' code would print ζ = {pairwise:.3g}, the mean pairwise distance."
+    charts.append(Chart("theory-condition", "Condition on the discrepancy ζ", summary, figure))
     return charts
 
 
@@ -264,21 +261,16 @@ def _drawing() -> Iterator[None]:
 
 
 @contextmanager
-def _axes(size: tuple[float, float] = SMALL, rows: int = 1) -> Iterator[list[Axes]]:
+def _axes(size: tuple[float, float] = SMALL, rows: int = 1) -> Iterator[Any]:
+    """A figure and its axes, one below the other."""
     with _drawing():
         figure = Figure(figsize=size, layout="constrained")
-        yield list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
+        yield figure, *figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
 
 
-def _figure_of(plot: Axes) -> Figure:
-    figure = plot.figure
-    assert isinstance(figure, Figure)
-    return figure
-
-
-def _legend(plot: Axes, n_columns: int = 2) -> None:
-    if plot.get_legend_handles_labels()[0]:
-        _figure_of(plot).legend(loc="outside lower center", ncol=n_columns)
+def _legend(figure: Figure, n_columns: int = 2) -> None:
+    if figure.axes[0].get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncol=n_columns)
 
 
 def _roc_axes(plot: Axes) -> None:
@@ -287,7 +279,7 @@ def _roc_axes(plot: Axes) -> None:
 
 
 def _sentence(one: MethodScores) -> str:
-    return f"{one.label}: AUROC {percent(one.metrics.get('auroc'))}, FPR95 {percent(one.metrics.get('fpr95'))}"
+    return f"{one.label}: AUROC {share_text(one.metrics.get('auroc'))}, FPR95 {share_text(one.metrics.get('fpr95'))}"
 
 
 def _name_in_figure(text: str) -> str:

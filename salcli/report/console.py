@@ -1,15 +1,17 @@
-"""The terminal: consoles, progress, the house style of tables, and text that is safe to print."""
+"""Consoles, tables in every format and progress: text that is safe to print, in one style."""
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from salcli.errors import escaped
 from salcli.progress import is_main_process
@@ -26,6 +28,13 @@ class _Console(Console):
 PLAIN_WIDTH = 100  # of output that goes to a file or a pipe
 SECONDS_BETWEEN_LINES = 10.0
 
+MATH = {"↓": r"\downarrow", "↑": r"\uparrow", "±": r"\pm", "Δ": r"\Delta", "−": "-", "π": r"\pi", "ζ": r"\zeta"}
+LATEX = str.maketrans(
+    {symbol: f"${command}$" for symbol, command in MATH.items()}
+    | {symbol: f"\\{symbol}" for symbol in "_&%#"}
+    | {"–": "--", "\n": " "}
+)
+
 # of several processes, only the main one prints
 console = _Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, soft_wrap=False, quiet=not is_main_process())
 # for messages of a command whose standard output other programs read
@@ -41,6 +50,71 @@ def plain_table(title: str, *columns: str, n_left: int = 1, caption: Sequence[st
     return table
 
 
+def shortened(text: str, width: int) -> str:
+    """The end of a long name: files in the same folder differ there."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    is_bold: bool = False
+    colour: str = ""  # in the terminal
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of text in sections; the first cell of each row names its section."""
+
+    title: str
+    header: list[str]
+    sections: list[list[list[Cell]]]  # section → row → cell
+    notes: list[str]
+    n_left: int = 2  # columns that are aligned left
+    short_header: list[str] | None = None  # for the terminal, where the full one is too wide
+    has_headings: bool = False  # in the terminal, sections are named in lines of their own: more room for names of rows
+
+    def rich(self) -> RenderableType:
+        n_first = int(self.has_headings)
+        header, n_left = (self.short_header or self.header)[n_first:], self.n_left - n_first
+        table = plain_table(self.title, *header, n_left=n_left, caption=self.notes)
+        for column in table.columns[n_left:]:
+            column.no_wrap = True
+        for section in self.sections:
+            if table.row_count:
+                table.add_section()
+            if self.has_headings:
+                table.add_row(Text(section[0][0].text, "bold"))
+            for i, (first, *others) in enumerate(section):
+                cells = others if self.has_headings else [Cell("") if i else first, *others]
+                table.add_row(*(Text.assemble((cell.text, "bold" if cell.is_bold else cell.colour)) for cell in cells))
+        return table
+
+    def markdown(self) -> str:
+        lines = [self.header, ["---"] * self.n_left + ["---:"] * (len(self.header) - self.n_left)]
+        for row in (row for section in self.sections for row in section):
+            texts = [cell.text.replace("\n", " ").replace("|", r"\|") for cell in row]
+            lines.append([f"**{text}**" if cell.is_bold else text for text, cell in zip(texts, row, strict=True)])
+        return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in lines), "", *self.notes])
+
+    def latex(self) -> str:
+        """With booktabs."""
+        blocks = [[[name.translate(LATEX) for name in self.header]]]
+        blocks += [
+            [["" if i else _latex(row[0]), *map(_latex, row[1:])] for i, row in enumerate(section)]
+            for section in self.sections
+        ]
+        body = "\n\\midrule\n".join("\n".join(" & ".join(row) + r" \\" for row in block) for block in blocks)
+        columns = "l" * self.n_left + "r" * (len(self.header) - self.n_left)
+        notes = "\n".join(f"% {note}" for note in (self.title, *self.notes))
+        return f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n{notes}"
+
+
+def _latex(cell: Cell) -> str:
+    text = cell.text.translate(LATEX)
+    return rf"\textbf{{{text}}}" if cell.is_bold else text
+
+
 class ConsoleProgress:
     """Progress bars with rate and time left; without a terminal, one line every 10 seconds.
 
@@ -54,28 +128,22 @@ class ConsoleProgress:
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator["_Meter"]:
-        started = time.monotonic()
-        with self._shown(name, total, unit) as meter:
+        started, meter = time.monotonic(), _Meter(name, total, unit, self._console, self._noted)
+        if self._console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[share]:>4}"),
+                TextColumn("{task.fields[rate]}", style="dim"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[values]}", style="cyan"),
+            )
+            with Progress(*columns, console=self._console) as bars:
+                meter.bar = bars, bars.add_task(name, total=total or None, share="", rate="", values="")
+                yield meter
+        else:
             yield meter
         self.seconds += time.monotonic() - started
-
-    @contextmanager
-    def _shown(self, name: str, total: int, unit: str) -> Iterator["_Meter"]:
-        meter = _Meter(name, total, unit, self._console, self._noted)
-        if not self._console.is_terminal:
-            yield meter
-            return
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[share]:>4}"),
-            TextColumn("{task.fields[rate]}", style="dim"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[values]}", style="cyan"),
-        )
-        with Progress(*columns, console=self._console) as bars:
-            meter.bar = bars, bars.add_task(name, total=total or None, share="", rate="", values="")
-            yield meter
 
 
 class _Meter:

@@ -1,4 +1,4 @@
-"""Figures: one look, colours that colour-blind people can tell apart, and the same bytes each time."""
+"""Figures: one look, colors that color-blind people can tell apart, and the same bytes each time."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def log_bins(values: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def densities(axes: Axes, samples: Sequence[tuple[Any, str, str]], bins: Any) -> None:
-    """Histograms of (values, name, colour), each with an area of 1; told apart by hatches too, not by colour alone."""
-    for (values, name, colour), hatch in zip(samples, ("", "///", "..."), strict=False):
+    """Histograms of (values, name, color), each with an area of 1; told apart by hatches too, not by color alone."""
+    for (values, name, color), hatch in zip(samples, ("", "///", "..."), strict=False):
         inside = np.clip(values, bins[0], bins[-1])
         weights = np.full(len(inside), 1 / max(1, len(inside)))
         axes.hist(
             inside, bins, weights=weights, histtype="stepfilled", label=name, hatch=hatch, linewidth=1.4,
-            edgecolor=colour, facecolor="none" if hatch else (*to_rgb(colour), 0.25),  # SVG cannot do both at once
+            edgecolor=color, facecolor="none" if hatch else (*to_rgb(color), 0.25),  # SVG cannot do both at once
         )  # fmt: skip
 
 
@@ -116,9 +116,9 @@ def draw_errors(axes: Axes, theory: dict[str, Any]) -> dict[str, float]:
         if not theory.get(key):
             continue
         thresholds = np.array(theory[key]["threshold"], dtype=float)
-        for side, colour in (("err_in", ORANGE), ("err_out", PURPLE)):
+        for side, color in (("err_in", ORANGE), ("err_out", PURPLE)):
             values, name = np.array(theory[key][side], dtype=float), f"{side.replace('err', 'ERR')}{kind}"
-            axes.plot(thresholds, values, line, color=colour, linewidth=1.8, label=name)
+            axes.plot(thresholds, values, line, color=color, linewidth=1.8, label=name)
             at_threshold[name] = float(values[min(int(np.searchsorted(thresholds, threshold)), len(values) - 1)])
         if thresholds.max() > 0 and thresholds.min() >= 0:
             axes.set_xscale("log")
@@ -158,9 +158,9 @@ def draw_gradients(axes: Axes, theory: dict[str, Any]) -> str:
     found = theory["gradients"]
     along, across, is_outlier = (np.array(found[name]) for name in ("along", "across", "is_outlier"))
     names = ("OOD", "ID") if found["by_truth"] else ("τ > T", "τ ≤ T")
-    for own, name, colour, marker in ((~is_outlier, names[1], ORANGE, "o"), (is_outlier, names[0], PURPLE, "x")):
-        _dots(axes, np.stack([along[own], across[own]], axis=1), colour, f"{name} gradients", marker)
-        axes.plot(along[own], 0 * along[own], "|", color=colour, markersize=8, alpha=0.5, rasterized=True)
+    for own, name, color, marker in ((~is_outlier, names[1], ORANGE, "o"), (is_outlier, names[0], PURPLE, "x")):
+        _dots(axes, np.stack([along[own], across[own]], axis=1), color, f"{name} gradients", marker)
+        axes.plot(along[own], 0 * along[own], "|", color=color, markersize=8, alpha=0.5, rasterized=True)
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1.2, label="v, with projections", zorder=1)
     axes.plot(0, 0, "+", color=GREY, markersize=10, markeredgewidth=2, label="∇̄ of ID data", zorder=5)
     means = found["means"]
@@ -243,8 +243,8 @@ def write_toy_figure(runs: Sequence[ToyRun], calibration: str, paths: Sequence[P
 
 def _toy_setup(axes: Axes, run: ToyRun) -> None:
     inliers, outliers = run.wild[~run.is_ood], run.wild[run.is_ood]
-    for k, (colour, marker) in enumerate(CLASS_LOOKS):
-        _dots(axes, inliers[run.inlier_class == k], colour, f"ID, {CLASSES[k]}", marker)
+    for k, (color, marker) in enumerate(CLASS_LOOKS):
+        _dots(axes, inliers[run.inlier_class == k], color, f"ID, {CLASSES[k]}", marker)
     _dots(axes, outliers, PURPLE, "OOD", "x")
     _plane(axes, f"(a) Wild data, {run.scenario}")
 
@@ -275,22 +275,22 @@ def _toy_gradients(axes: Axes, run: ToyRun) -> None:
     """The gradients as v sees them: the position along the dashed line is the projection, its square is τ."""
     projection, is_ood = run.plane.projection, run.plane.is_ood
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1.2, label="direction of v")
-    for own, colour, name in ((~is_ood, ORANGE, "ID"), (is_ood, PURPLE, "OOD")):
+    for own, color, name in ((~is_ood, ORANGE, "ID"), (is_ood, PURPLE, "OOD")):
         dots = projection[own]
-        _dots(axes, dots, colour, f"{name} gradients", "o" if name == "ID" else "x")
+        _dots(axes, dots, color, f"{name} gradients", "o" if name == "ID" else "x")
         typical = float(dots[:, 0].square().mean().sqrt())
-        axes.plot(typical, 0, "X", color=colour, markersize=10, markeredgecolor="black", label=f"{name}, √ mean τ")
+        axes.plot(typical, 0, "X", color=color, markersize=10, markeredgecolor="black", label=f"{name}, √ mean τ")
     axes.plot(0, 0, "+", color="black", markersize=12, markeredgewidth=2, label="mean ID gradient")
     title = f"(d) Gradients, predicted class {CLASSES[run.plane.predicted]}"
     axes.set(title=title, xlabel="along v", ylabel="along the second vector")
     _legend_below(axes)
 
 
-def _dots(axes: Axes, points: Tensor | NDArray[np.floating], colour: str, name: str, marker: str = "o") -> None:
+def _dots(axes: Axes, points: Tensor | NDArray[np.floating], color: str, name: str, marker: str = "o") -> None:
     width = 0.8 if marker == "x" else 0
     # as vectors, ten thousand dots would make a huge SVG
     axes.scatter(
-        points[:, 0], points[:, 1], s=7, color=colour, marker=marker, linewidths=width, label=name, rasterized=True
+        points[:, 0], points[:, 1], s=7, color=color, marker=marker, linewidths=width, label=name, rasterized=True
     )
 
 
@@ -301,16 +301,16 @@ PANELS = {
     "err_out": "(b) ERR_out: wild outliers that are missed",
     "fpr95": "(c) FPR95 of SAL on the test data",
 }
-COLOURS, MARKERS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION), ("o", "s", "^", "v", "P", "X", "*")
+COLORS, MARKERS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION), ("o", "s", "^", "v", "P", "X", "*")
 PAPER_MARKERS = ("D", "h")
-Style = tuple[str, str]  # colour, marker
+Style = tuple[str, str]  # color, marker
 
 
 def write_sweep_figure(
     points: Sequence[SweepPoint], paper: Sequence[PaperCurve], setting: str, paths: Sequence[Path]
 ) -> None:
     """ERR_in, ERR_out and FPR95 against π, with the paper's points. `setting` names our data and network."""
-    looks = dict(zip(dict.fromkeys(point.ood for point in points), zip(cycle(COLOURS), cycle(MARKERS)), strict=False))
+    looks = dict(zip(dict.fromkeys(point.ood for point in points), zip(cycle(COLORS), cycle(MARKERS)), strict=False))
     with house_style():
         figure = Figure(figsize=(13, 4.6), layout="constrained")
         panels = figure.subplots(1, 3)
@@ -337,20 +337,20 @@ def write_sweep_figure(
 
 
 def _our_points(axes: Axes, points: Sequence[SweepPoint], metric: str, look: Style) -> None:
-    colour, marker = look
+    color, marker = look
     shares = sorted({point.pi for point in points})
     by_pi = [over_seeds([point for point in points if point.pi == pi], metric) for pi in shares]
     mean, std = 100 * np.array(by_pi).T
-    axes.plot(shares, mean, color=colour, marker=marker, linewidth=2, label=f"ours: {points[0].ood}")
+    axes.plot(shares, mean, color=color, marker=marker, linewidth=2, label=f"ours: {points[0].ood}")
     low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
-    axes.fill_between(shares, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.fill_between(shares, low, high, color=color, alpha=0.2, linewidth=0)
 
 
 def _paper_points(axes: Axes, curves: Sequence[PaperCurve], looks: dict[str, Style]) -> None:
-    """Hollow; of our own data in the colour of ours, of other data grey."""
+    """Hollow; of our own data in the color of ours, of other data grey."""
     for curve, grey_marker in zip(curves, cycle(PAPER_MARKERS), strict=False):
-        colour, marker = looks.get(curve.ood or "", (GREY, grey_marker))
+        color, marker = looks.get(curve.ood or "", (GREY, grey_marker))
         axes.plot(
-            list(curve.by_pi), [100 * value for value in curve.by_pi.values()], color=colour, marker=marker,
+            list(curve.by_pi), [100 * value for value in curve.by_pi.values()], color=color, marker=marker,
             markerfacecolor="white", linestyle=":", linewidth=1.2, label=curve.name, zorder=3,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
@@ -23,13 +23,15 @@ from salcli.errors import BadArtifactError, ReviewError
 from salcli.pipeline.inputs import id_samples, ood_test_samples, wild_file_names, wild_samples
 from salcli.pipeline.prepare import original_images
 from salcli.pipeline.review import ReviewRow, just_below, ranked_candidates
-from salcli.report.findings import Evaluation, Findings
+from salcli.report.findings import Findings
 from salcli.report.stage_tables import score_label
 from salcli.store.files import Found
 from salcli.store.formats import RepresentationFile, read_file_names, read_shown
 from salcli.store.layout import Artifact, Experiment, Workspace, prepared_set, unseen_set
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from salcli.engine.batches import Rows
     from salcli.params.schema import Params
 
@@ -48,11 +50,9 @@ class Thumbnail:
     source: Markup  # a data: address; empty for vectors
     size: int
     class_name: str
-    class_word: str  # what the class is: predicted as, of class
     score: float
-    score_name: str
-    file: str = ""  # or row id
-    columns: Mapping[str, str] = field(default_factory=dict)
+    file: str  # or row id
+    columns: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Gallery:
 
     pictures: list[Thumbnail]
     n_all: int
+    class_word: str  # what the class is: predicted as, of class
+    score_name: str
 
     @property
     def classes(self) -> list[tuple[str, int]]:
@@ -85,31 +87,55 @@ class Galleries:
 
 def read_galleries(workspace: Workspace, params: Params, findings: Findings, top: int) -> Galleries:
     """At most `top` images of each kind."""
-    wild = wild_samples(workspace, params, findings.experiment)
+    wild = _wild_views(workspace, params, findings.experiment)
     stored = workspace.find(prepared_set(findings.experiment.ood))
-    if wild.arrays[0].dtype != np.uint8 and not params.model.frozen and not read_file_names(stored):
+    if not wild.are_images and not read_file_names(stored):
         return Galleries()  # numbers without names
-    return Galleries(
-        *_wild_galleries(workspace, params, findings, wild, top),
-        misses(workspace, params, findings, min(top, N_MISTAKES)),
-        false_alarms(workspace, params, findings, min(top, N_MISTAKES)),
-    )
+    mistakes = _mistakes(workspace, params, findings, min(top, N_MISTAKES))
+    return Galleries(*_wild_galleries(wild, findings, top), *mistakes)
 
 
-def _wild_galleries(
-    workspace: Workspace, params: Params, findings: Findings, wild: Rows, top: int
-) -> tuple[Gallery, Gallery]:
+def _wild_galleries(views: _Views, findings: Findings, top: int) -> tuple[Gallery, Gallery]:
     """Candidates, and the wild samples just below T; highest score first."""
-    candidates = findings.candidates
-    ranked, below = ranked_candidates(candidates), just_below(candidates, min(top, N_BELOW))
-    galleries = []
-    for index, n_all in ((ranked[:top], len(ranked)), (below, len(candidates.wild_score) - len(ranked))):
-        files = wild_file_names(workspace, params, findings.experiment, index)
-        views = _Views(workspace, params, wild, (prepared_set(params.data.id), prepared_set(findings.experiment.ood)))
-        names = [findings.class_names[label] for label in candidates.predicted[index].tolist()]
-        word, score_name = "predicted as", score_label(candidates.score_name)
-        galleries.append(_gallery(views, index, names, word, candidates.wild_score, score_name, n_all, files))
-    return galleries[0], galleries[1]
+    found = findings.candidates
+    ranked, below = ranked_candidates(found), just_below(found, min(top, N_BELOW))
+
+    def gallery(index: np.ndarray, n_all: int) -> Gallery:
+        files = wild_file_names(views.workspace, views.params, findings.experiment, index)
+        pictures = views.pictures(findings, index, found.predicted, found.wild_score, files)
+        return Gallery(pictures, n_all, "predicted as", score_label(found.score_name))
+
+    return gallery(ranked[:top], len(ranked)), gallery(below, len(found.wild_score) - len(ranked))
+
+
+def _mistakes(
+    workspace: Workspace, params: Params, findings: Findings, top: int
+) -> tuple[Gallery | None, Gallery | None]:
+    """OOD test images with the most ID-like scores, if there are any, and ID test images with the least."""
+    evaluation, experiment = findings.evaluation, findings.experiment
+    if evaluation is None:
+        return None, None
+    test, main = id_samples(workspace, params, "test", experiment), evaluation.main
+
+    def gallery(rows: Rows, stored: Artifact, labels: Tensor, scores: np.ndarray, *, is_id: bool) -> Gallery:
+        if len(rows) != len(scores):
+            raise BadArtifactError(
+                f"there are scores of {len(scores)} test images on {evaluation.test_set}, but {len(rows)} images; "
+                "score them again: salcli evaluate"
+            )
+        index = np.argsort(scores if is_id else -scores, kind="stable")[:top]
+        views = _Views(workspace, params, rows, (stored,))
+        pictures = views.pictures(findings, index, labels.numpy(), scores, views.files(index))
+        n_all = int(((scores < main.threshold) == is_id).sum())
+        return Gallery(pictures, n_all, "of class" if is_id else "predicted as", "score")
+
+    false_alarms = gallery(test.rows, prepared_set(params.data.id), test.labels, main.id, is_id=True)
+    if not len(main.ood):
+        return None, false_alarms
+    rows = ood_test_samples(workspace, params, experiment, evaluation.unseen)
+    stored = (unseen_set if evaluation.unseen else prepared_set)(evaluation.test_set)
+    seen_as = RepresentationFile.open(workspace.find(experiment.test_representation(evaluation.unseen))).predicted
+    return gallery(rows, stored, seen_as, main.ood, is_id=False), false_alarms
 
 
 def wild_addresses(
@@ -119,58 +145,21 @@ def wild_addresses(
 
     Addresses hold the images, or begin with `prefix` and end in their file names.
     """
-    index = np.array([row.index for row in rows], dtype=np.int64)
-    sets = prepared_set(params.data.id), prepared_set(experiment.ood)
-    views = _Views(workspace, params, wild_samples(workspace, params, experiment), sets)
-    # where names are hidden because they would tell ID from OOD samples, columns are, too
-    are_named = any(row.file for row in rows)
-    columns = views.columns(index) if are_named else [{} for _ in rows]
+    index, files = np.array([row.index for row in rows], dtype=np.int64), [row.file for row in rows]
+    views = _wild_views(workspace, params, experiment)
+    columns = views.columns(index, files)
     if prefix is None:
         return [str(address) for address, _ in views.thumbnails(index, FOR_LABELING)], columns
-    if not params.model.frozen and views.rows.arrays[0].dtype != np.uint8:
+    if not views.are_images:
         raise ReviewError("these wild samples are vectors, which have no images; leave out --images")
-    if not are_named:
+    if not any(files):
         raise ReviewError("the files of these wild samples are not known; leave out --images, and tasks hold copies")
-    return [prefix + quote(os.fsencode(row.file)) for row in rows], columns
+    return [prefix + quote(os.fsencode(file)) for file in files], columns
 
 
-def misses(workspace: Workspace, params: Params, findings: Findings, top: int) -> Gallery | None:
-    """OOD test images with the most ID-like scores; None where there is no OOD test data."""
-    evaluation, experiment = findings.evaluation, findings.experiment
-    if evaluation is None or not len(evaluation.main.ood):
-        return None
-    scores = evaluation.main.ood
-    rows = ood_test_samples(workspace, params, experiment, evaluation.unseen)
-    _check_length(rows, scores, evaluation)
-    index = np.argsort(-scores, kind="stable")[:top]
-    stored = RepresentationFile.open(workspace.find(experiment.test_representation(evaluation.unseen)))
-    predicted = [findings.class_names[label] for label in stored.predicted.numpy()[index].tolist()]
-    views = _Views(workspace, params, rows, ((unseen_set if evaluation.unseen else prepared_set)(evaluation.test_set),))
-    n_all = int((scores >= evaluation.main.threshold).sum())
-    return _gallery(views, index, predicted, "predicted as", scores, "score", n_all, views.files(index))
-
-
-def false_alarms(workspace: Workspace, params: Params, findings: Findings, top: int) -> Gallery | None:
-    """ID test images with the least ID-like scores."""
-    evaluation = findings.evaluation
-    if evaluation is None:
-        return None
-    scores = evaluation.main.id
-    test = id_samples(workspace, params, "test", findings.experiment)
-    _check_length(test.rows, scores, evaluation)
-    index = np.argsort(scores, kind="stable")[:top]
-    labels = [findings.class_names[label] for label in test.labels.numpy()[index].tolist()]
-    views = _Views(workspace, params, test.rows, (prepared_set(params.data.id),))
-    n_all = int((scores < evaluation.main.threshold).sum())
-    return _gallery(views, index, labels, "of class", scores, "score", n_all, views.files(index))
-
-
-def _check_length(rows: Rows, scores: np.ndarray, evaluation: Evaluation) -> None:
-    if len(rows) != len(scores):
-        raise BadArtifactError(
-            f"there are scores of {len(scores)} test images on {evaluation.test_set}, but {len(rows)} images; "
-            "score them again: salcli evaluate"
-        )
+def _wild_views(workspace: Workspace, params: Params, experiment: Experiment) -> _Views:
+    sets = prepared_set(params.data.id), prepared_set(experiment.ood)
+    return _Views(workspace, params, wild_samples(workspace, params, experiment), sets)
 
 
 @dataclass(frozen=True)
@@ -186,7 +175,25 @@ class _Views:
         """The file or row id of each sample; empty where it has none."""
         return [names[i] if names else "" for names, i in self._in_sets(index, read_file_names)]
 
-    def columns(self, index: np.ndarray) -> list[dict[str, str]]:
+    @property
+    def are_images(self) -> bool:
+        """Or vectors of a frozen backbone, whose images are read from their files again."""
+        return self.rows.arrays[0].dtype == np.uint8 or self.params.model.frozen
+
+    def pictures(
+        self, findings: Findings, index: np.ndarray, labels: np.ndarray, scores: np.ndarray, files: Sequence[str]
+    ) -> list[Thumbnail]:
+        """`labels` and `scores` of all samples, `files` of those in `index`."""
+        shown = zip(index, self.thumbnails(index), files, self.columns(index, files), strict=True)
+        return [
+            Thumbnail(int(i), source, size, findings.class_names[labels[i]], float(scores[i]), file, cells)
+            for i, (source, size), file, cells in shown
+        ]
+
+    def columns(self, index: np.ndarray, files: Sequence[str]) -> list[dict[str, str]]:
+        """None where names are hidden because they would tell ID from OOD samples: columns would, too."""
+        if not any(files):
+            return [{} for _ in index]
         found = self._in_sets(index, read_shown)
         return [{name: cells[i] for name, cells in columns.items()} for columns, i in found]
 
@@ -216,35 +223,11 @@ class _Views:
         return [(content[which], i) for which, i in self._positions(index)]
 
 
-def _gallery(
-    views: _Views,
-    index: np.ndarray,
-    classes: Sequence[str],
-    class_word: str,
-    scores: np.ndarray,
-    score_name: str,
-    n_all: int,
-    files: Sequence[str],
-) -> Gallery:
-    # where names are hidden because they would tell ID from OOD samples, columns are, too
-    columns = views.columns(index) if any(files) else [{}] * len(index)
-    shown = zip(index, classes, views.thumbnails(index), files, columns, strict=True)
-    pictures = [
-        Thumbnail(int(i), source, size, class_name, class_word, float(scores[i]), score_name, file, cells)
-        for i, class_name, (source, size), file, cells in shown
-    ]
-    return Gallery(pictures, n_all)
-
-
 def _thumbnail(image: np.ndarray, largest: int) -> tuple[Markup, int]:
     picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
     picture.thumbnail((largest, largest), Image.Resampling.LANCZOS)
     content, size = io.BytesIO(), max(picture.size)
-    if size <= LOSSLESS_UP_TO:
-        kind = "png"
-        picture.save(content, kind, optimize=True)
-    else:
-        kind = "jpeg"
-        picture.save(content, kind, quality=82, optimize=True)
+    kind = "png" if size <= LOSSLESS_UP_TO else "jpeg"
+    picture.save(content, kind, quality=82, optimize=True)  # of jpeg; png has no quality
     # base64 only, so there is nothing to escape
     return Markup(f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"), size

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from salcli.detector.monitor import EXPECTED, MEANING, NORMAL, Batch, Monitoring
+from salcli.detector.monitor import EXPECTED, MEANING, NORMAL, Monitoring
 from salcli.errors import printable
-from salcli.report.console import plain_table
+from salcli.report.console import plain_table, shortened
 from salcli.report.figures import BLUE, GREEN, GREY, VERMILION, house_style, write_figure
 
 NAME_WIDTH = 24
@@ -28,10 +28,10 @@ def monitor_table(found: Monitoring) -> Table:
     for batch in found.batches:
         style = "" if batch.looks_like in CALM or not batch.n else "yellow"
         table.add_row(
-            Text(shortened(printable(batch.batch))),
+            Text(shortened(printable(batch.batch), NAME_WIDTH)),
             f"{batch.n:,}",
             f"{batch.flagged / batch.n:.1%}" if batch.n else "–",
-            _share(batch),
+            "–" if batch.pi is None else f"{batch.pi:.2f} ({batch.pi_low:.2f} – {batch.pi_high:.2f})",
             "–" if batch.p_value is None else f"{batch.p_value:.3f}" if batch.p_value >= 0.001 else "< 0.001",
             "–" if batch.looks_like == NORMAL else power_of_ten(batch.log10_martingale),
             Text(batch.looks_like, style=style),
@@ -102,31 +102,14 @@ def write_monitor_figure(found: Monitoring, path: Path) -> None:
         for plot in (shares, wealth) if len(batches) <= MOST_LINES else ():
             for edge in x[1:] - 0.5:
                 plot.axvline(edge, color=GREY, linewidth=0.3, alpha=0.5)
-        step = -(-len(batches) // MOST_TICKS)
-        ticks = x[::step]
-        wealth.set_xticks(ticks, [_tick(batches[i].batch) for i in ticks], rotation=30, ha="right")
+        ticks = x[:: -(-len(batches) // MOST_TICKS)]
+        names = [shortened(printable(batches[i].batch), NAME_WIDTH).replace("$", r"\$") for i in ticks]
+        wealth.set_xticks(ticks, names, rotation=30, ha="right")
         wealth.set_xlim(-0.6, len(batches) - 0.4)
         figure.legend(*shares.get_legend_handles_labels(), loc="outside upper center", ncol=3)
         write_figure(figure, [path])
 
 
-def _share(batch: Batch) -> str:
-    if batch.pi is None:
-        return "–"
-    return f"{batch.pi:.2f} ({batch.pi_low:.2f} – {batch.pi_high:.2f})"
-
-
 def power_of_ten(exponent: float) -> str:
     """A number that may be too large for a float."""
-    if -2 <= exponent < 5:
-        return f"{10**exponent:,.3g}"
-    return f"1e{exponent:+.0f}"
-
-
-def shortened(name: str) -> str:
-    """The end of a long name: batches in the same folder differ there."""
-    return name if len(name) <= NAME_WIDTH else "…" + name[len(name) - NAME_WIDTH + 1 :]
-
-
-def _tick(name: str) -> str:
-    return shortened(printable(name)).replace("$", r"\$")
+    return f"{10**exponent:,.3g}" if -2 <= exponent < 5 else f"1e{exponent:+.0f}"

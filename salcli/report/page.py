@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import os
 import platform
 import re
@@ -14,7 +13,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -30,26 +29,25 @@ from salcli.report.charts import (
     clean,
     compact,
     histogram_chart,
-    percent,
     roc_chart,
     roc_overview,
     tau_chart,
     theory_charts,
     training_chart,
 )
+from salcli.report.console import Cell
 from salcli.report.findings import Evaluation, Findings, MethodScores, read_findings
 from salcli.report.galleries import Galleries, read_galleries
 from salcli.report.results import (
     METRICS,
     Results,
-    Row,
     asked_for,
     estimates_grid,
     groups_of,
     pi_text,
     results_notes,
 )
-from salcli.report.stage_tables import nothing_found, score_label
+from salcli.report.stage_tables import nothing_found, score_label, share_text
 from salcli.store.files import read_header, write_text
 from salcli.store.layout import RUNS, SAL, SCRATCH, UNKNOWN, Experiment, Workspace
 
@@ -66,12 +64,10 @@ SECTIONS = {
     "provenance": "Provenance",
 }
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "h5py", "pytorch-ood", "matplotlib", "dvc")
-GIT_SECONDS = 10
 PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """One number in large type."""
 
     name: str
@@ -79,22 +75,13 @@ class Tile:
     detail: str
 
 
-@dataclass(frozen=True)
-class TableCell:
-    mean: str
-    std: str
-    is_best: bool
-
-
-@dataclass(frozen=True)
-class MethodRow:
+class MethodRow(NamedTuple):
     name: str
-    is_ours: bool
-    cells: list[TableCell]
+    stands_out: bool
+    cells: list[Cell]
 
 
-@dataclass(frozen=True)
-class SetTable:
+class SetTable(NamedTuple):
     """All methods on one OOD test set at one π, or on the average."""
 
     name: str
@@ -102,8 +89,7 @@ class SetTable:
     rows: list[MethodRow]
 
 
-@dataclass(frozen=True)
-class MethodCharts:
+class MethodCharts(NamedTuple):
     name: str
     metrics: str
     charts: list[Chart]
@@ -169,6 +155,7 @@ def collect(
         galleries = read_galleries(workspace, params, findings, top)
         task.advance(1)
     results = _results(workspace, params, progress)
+    tables, notes = _tables(results, experiment) if results else ([], [])
     mixed = "" if experiment.pi == UNKNOWN else f"with {pi_text(experiment.pi)} of "
     variant = "" if experiment.variant == SAL else f", {findings.label(experiment.variant)}"
     return Report(
@@ -176,8 +163,8 @@ def collect(
         findings=findings,
         filter_mark=filter_mark(workspace.find(experiment.candidates), experiment),
         tiles=tiles(findings),
-        tables=_tables(results, experiment) if results else [],
-        notes=_notes(results) if results else [],
+        tables=tables,
+        notes=notes,
         verdicts=_verdicts(results) if results else [],
         warning=fit_warning(findings),
         verdict=str(findings.filter.get("verdict", "")),
@@ -196,7 +183,7 @@ def collect(
 
 def _method_charts(one: MethodScores) -> MethodCharts:
     charts = [histogram_chart(one), *([roc_chart(one)] if one.roc else [])]
-    words = f"FPR95 {percent(one.metrics.get('fpr95'))}, AUROC {percent(one.metrics.get('auroc'))}"
+    words = f"FPR95 {share_text(one.metrics.get('fpr95'))}, AUROC {share_text(one.metrics.get('auroc'))}"
     return MethodCharts(one.label, words if len(one.ood) else "", _drawn(charts))
 
 
@@ -224,39 +211,41 @@ def _results(workspace: Workspace, params: Params, progress: Progress) -> Result
 def tiles(findings: Findings) -> list[Tile]:
     candidates = findings.candidates
     n_candidates, n_wild = len(candidates.index), len(candidates.wild_score)
-    share = f"of {n_wild:,} wild samples: {percent(n_candidates / n_wild)}"
+    share = f"of {n_wild:,} wild samples: {share_text(n_candidates / n_wild)}"
     errors = [findings.filter.get(key) for key in ("err_in", "err_out")]
     precision = findings.filter.get("precision")
     estimated = findings.filter.get("estimated", {}).get("precision")
-    known = UNKNOWN if errors == [None, None] else "; ".join(map(percent, errors))
-    contaminated = "" if precision is None else f"; {percent(1 - precision)} of the candidates are ID (contamination)"
-    if precision is not None or estimated is not None:
-        how = "" if precision is not None else " (estimated)"
-        share += f"; {percent(estimated if precision is None else precision)} of them OOD{how}"
+    known = UNKNOWN if errors == [None, None] else "; ".join(map(share_text, errors))
+    of_errors = "ID taken for outliers; outliers missed (ERR_in; ERR_out)"
+    if precision is not None:
+        share += f"; {share_text(precision)} of them OOD"
+        of_errors += f"; {share_text(1 - precision)} of the candidates are ID (contamination)"
+    elif estimated is not None:
+        share += f"; {share_text(estimated)} of them OOD (estimated)"
     shown = [
         Tile("candidate outliers", f"{n_candidates:,}", share),
         Tile(
             "threshold T", f"{candidates.threshold:.3g}", f"{score_label(candidates.score_name)} above T: a candidate"
         ),
-        Tile("errors of the filter", known, f"ID taken for outliers; outliers missed (ERR_in; ERR_out){contaminated}"),
+        Tile("errors of the filter", known, of_errors),
     ]
     return shown + _test_tiles(findings.evaluation, findings.estimates) if findings.evaluation else shown
 
 
 def _test_tiles(evaluation: Evaluation, estimates: dict[str, Any] | None) -> list[Tile]:
     name, metrics = evaluation.main.label, evaluation.main.metrics
-    accuracy = Tile("ID accuracy", percent(metrics.get("id_accuracy")), f"on ID test data, by the network of {name}")
+    accuracy = Tile("ID accuracy", share_text(metrics.get("id_accuracy")), f"on ID test data, by the network of {name}")
     estimate = (estimates or {}).get("methods", {}).get(evaluation.main.method, {}).get("fpr95")
     if not evaluation.has_ood and estimate:
-        low, high = percent(estimate["low"]), percent(estimate["high"])
+        low, high = share_text(estimate["low"]), share_text(estimate["high"])
         how = f"of OOD data pass as ID (FPR95), 90% interval {low} to {high}; estimated without labels"
-        return [Tile(f"{name} lets through, estimated", percent(estimate["value"]), how), accuracy]
+        return [Tile(f"{name} lets through, estimated", share_text(estimate["value"]), how), accuracy]
     if not evaluation.has_ood:
         return [Tile(f"{name} lets through", UNKNOWN, "there are no OOD test images (data.test_ood)"), accuracy]
     passed = f"of OOD test data pass as ID (FPR95), {evaluation.test_set}"
     return [
-        Tile(f"{name} lets through", percent(metrics.get("fpr95")), passed),
-        Tile(f"{name} separates", percent(metrics.get("auroc")), "AUROC: 50% is chance, 100% is perfect"),
+        Tile(f"{name} lets through", share_text(metrics.get("fpr95")), passed),
+        Tile(f"{name} separates", share_text(metrics.get("auroc")), "AUROC: 50% is chance, 100% is perfect"),
         accuracy,
     ]
 
@@ -270,49 +259,28 @@ def fit_warning(findings: Findings) -> str:
     return nothing_found(train, calibration)
 
 
-def _tables(results: Results, experiment: Experiment) -> list[SetTable]:
-    """Those of the experiment's π first; the average first, then groups, then every OOD set."""
-    several = len(results.shares) > 1
-    found = [
-        (pi, ood, SetTable(f"{ood}, π {pi}" if several else ood, list(METRICS.values()), [_row(row) for row in rows]))
-        for (pi, ood), rows in groupby(results.rows(), key=lambda row: (row.pi, row.ood))
-    ]
-    means = [AVERAGE, *results.groups]
-    found.sort(
-        key=lambda one: (one[0] != pi_text(experiment.pi), means.index(one[1]) if one[1] in means else len(means))
-    )
-    measured, estimated = [table for _, _, table in found], _estimate_tables(results)
-    return [*estimated, *measured] if results.unknown_sets == results.ood_sets else [*measured, *estimated]
+def _tables(results: Results, experiment: Experiment) -> tuple[list[SetTable], list[str]]:
+    """With their notes. Those of the experiment's π first; the average first, then groups, then every OOD set.
 
-
-def _estimate_tables(results: Results) -> list[SetTable]:
-    """Apart from what is measured. The row of the method that was chosen by them stands out."""
-    several, tables = len(results.shares) > 1, []
+    Estimates stand apart, and the method that was chosen by them stands out.
+    """
+    several, measured, estimated, notes = len(results.shares) > 1, [], [], results_notes(results)
+    means = {name: i for i, name in enumerate([AVERAGE, *results.groups])}
+    found = {pair: list(rows) for pair, rows in groupby(results.rows(), key=lambda row: (row.pi, row.ood))}
+    for pi, ood in sorted(found, key=lambda pair: (pair[0] != pi_text(experiment.pi), means.get(pair[1], len(means)))):
+        rows = [MethodRow(row.name.replace("\n", " "), row.method == SAL, list(row.cells())) for row in found[pi, ood]]
+        measured.append(SetTable(f"{ood}, π {pi}" if several else ood, list(METRICS.values()), rows))
     for part in results.by_pi():
         grid = estimates_grid(part, several, everything=True)
-        for section in grid.sections if grid else []:
-            assert grid
-            ood, pi = section[0][0].text, f", π {part.shares[0]}" if several else ""
-            rows = [
-                MethodRow(name.text + " ◀" * name.is_bold, name.is_bold, [TableCell(c.text, "", False) for c in cells])
-                for _, name, *cells in section
-            ]
-            tables.append(SetTable(f"{ood}{pi}, estimated without labels", grid.header[2:], rows))
-    return tables
-
-
-def _row(row: Row) -> MethodRow:
-    cells = []
-    for metric in METRICS:
-        mean, std = ("" if math.isnan(value) else f"{value:.1f}" for value in (row.mean[metric], row.std[metric]))
-        cells.append(TableCell(mean, std, metric in row.best and bool(mean)))
-    return MethodRow(row.name.replace("\n", " "), row.method == SAL, cells)
-
-
-def _notes(results: Results) -> list[str]:
-    grids = [estimates_grid(part, False, everything=True) for part in results.by_pi()]
-    estimates = [note for grid in grids if grid for note in (*grid.notes, "◀: chosen by the estimates.")]
-    return [*results_notes(results), *dict.fromkeys(estimates)]
+        if grid is None:
+            continue
+        notes += [*grid.notes, "◀: chosen by the estimates."]
+        for section in grid.sections:
+            name = section[0][0].text + (f", π {part.shares[0]}" if several else "")
+            rows = [MethodRow(one.text + " ◀" * one.is_bold, one.is_bold, cells) for _, one, *cells in section]
+            estimated.append(SetTable(f"{name}, estimated without labels", grid.header[2:], rows))
+    nothing_measured = results.unknown_sets == results.ood_sets
+    return [*estimated, *measured] if nothing_measured else [*measured, *estimated], list(dict.fromkeys(notes))
 
 
 def _verdicts(results: Results) -> list[str]:
@@ -327,7 +295,7 @@ def provenance(workspace: Workspace, experiment: Experiment) -> list[tuple[str, 
     packages = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)))
     facts = [
         ("report made", _time(datetime.now().timestamp())),
-        ("salcli", f"{__version__}"),
+        ("salcli", __version__),
         ("commit of the workspace", _commit(workspace.root)),
         ("Python", platform.python_version()),
         ("packages", packages),
@@ -371,10 +339,7 @@ def _version(package: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    except (OverflowError, ValueError, OSError):  # a file of the year 300,000
-        return "unknown"
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _commit(root: Path) -> str:
@@ -385,11 +350,13 @@ def _commit(root: Path) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "check": True}
     try:
-        return subprocess.run(["git", *arguments], cwd=root, timeout=GIT_SECONDS, **options).stdout.strip()  # type: ignore[no-any-return]
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, timeout=10, check=True, capture_output=True, text=True, errors="replace"
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
+    return done.stdout.strip()
 
 
 def _machine() -> str:

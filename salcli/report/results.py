@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from salcli.errors import MissingArtifactError, ParamsError, SalError
 from salcli.params.reading import AVERAGE, check_groups, lookup
-from salcli.report.console import plain_table
+from salcli.report.console import Cell, Grid
 from salcli.sal.estimates import NO_HOLDOUT
 from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE
 from salcli.store.files import Found, reading_json
@@ -55,70 +54,6 @@ WIDER = 2  # what "(short schedule)" needs beyond that
 # below runs/: on the OOD set of the wild data, and on sets that are only tested on
 EVALUATIONS = ("*/*/pi-*/evaluation/metrics.json", "*/*/pi-*/evaluation/unseen/*/metrics.json")
 SHARED_SAMPLES = {"n_id_train": "ID train", "n_calibration": "ID calibration", "n_wild": "wild", "id_test": "ID test"}
-MATH = {"↓": r"\downarrow", "↑": r"\uparrow", "±": r"\pm", "Δ": r"\Delta", "−": "-", "π": r"\pi", "ζ": r"\zeta"}
-LATEX = str.maketrans(
-    {symbol: f"${command}$" for symbol, command in MATH.items()}
-    | {symbol: f"\\{symbol}" for symbol in "_&%#"}
-    | {"–": "--", "\n": " "}
-)
-
-
-# --- a table in every format
-
-
-@dataclass(frozen=True)
-class Cell:
-    text: str
-    is_bold: bool = False
-    colour: str = ""  # in the terminal
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of text in sections; the first cell of each row names its section."""
-
-    title: str
-    header: list[str]
-    sections: list[list[list[Cell]]]  # section → row → cell
-    notes: list[str]
-    n_left: int = 2  # columns that are aligned left
-    short_header: list[str] | None = None  # for the terminal, where the full one is too wide
-
-    def rich(self) -> RenderableType:
-        table = plain_table(self.title, *(self.short_header or self.header), n_left=self.n_left, caption=self.notes)
-        for column in table.columns[self.n_left :]:
-            column.no_wrap = True
-        for section in self.sections:
-            if table.row_count:
-                table.add_section()
-            for i, (first, *others) in enumerate(section):
-                cells = [Cell("") if i else first, *others]
-                table.add_row(*(Text.assemble((cell.text, "bold" if cell.is_bold else cell.colour)) for cell in cells))
-        return table
-
-    def markdown(self) -> str:
-        lines = [self.header, ["---"] * self.n_left + ["---:"] * (len(self.header) - self.n_left)]
-        for row in (row for section in self.sections for row in section):
-            texts = [cell.text.replace("\n", " ").replace("|", r"\|") for cell in row]
-            lines.append([f"**{text}**" if cell.is_bold else text for text, cell in zip(texts, row, strict=True)])
-        return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in lines), "", *self.notes])
-
-    def latex(self) -> str:
-        """With booktabs."""
-        blocks = [[[name.translate(LATEX) for name in self.header]]]
-        blocks += [
-            [["" if i else _latex(row[0]), *map(_latex, row[1:])] for i, row in enumerate(section)]
-            for section in self.sections
-        ]
-        body = "\n\\midrule\n".join("\n".join(" & ".join(row) + r" \\" for row in block) for block in blocks)
-        columns = "l" * self.n_left + "r" * (len(self.header) - self.n_left)
-        notes = "\n".join(f"% {note}" for note in (self.title, *self.notes))
-        return f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n{notes}"
-
-
-def _latex(cell: Cell) -> str:
-    text = cell.text.translate(LATEX)
-    return rf"\textbf{{{text}}}" if cell.is_bold else text
 
 
 # --- collecting
@@ -159,8 +94,8 @@ def _evaluations(folder: Path) -> dict[EvaluationKey, Path]:
     found: dict[EvaluationKey, Path] = {}
     for pattern in EVALUATIONS:
         for path in sorted(folder.glob(pattern)):
-            if place := EvaluationKey.of(path):
-                found.setdefault(place, path)
+            if key := EvaluationKey.of(path):
+                found.setdefault(key, path)
     return found
 
 
@@ -180,8 +115,11 @@ def asked_for(raw: Mapping[str, Any]) -> set[EvaluationKey]:
             for pi in data["pi"]
             for test in (ood, *data["test_ood"])
         }
-    except (KeyError, TypeError, ValueError) as error:
-        raise ParamsError(f"params.yaml is not valid ({error!r}); see what is wrong with: salcli prepare") from None
+    except (KeyError, TypeError, ValueError):
+        wrong = (
+            "params.yaml is not valid in seeds, data.ood, data.pi or data.test_ood; salcli prepare says what is wrong"
+        )
+        raise ParamsError(wrong) from None
 
 
 def groups_of(raw: Mapping[str, Any]) -> dict[str, Sequence[str]]:
@@ -212,6 +150,14 @@ class Row:
     @property
     def name(self) -> str:
         return self.label + (SHORT_SCHEDULE if self.has_short_schedule else "")
+
+    def cells(self, *, with_std: bool = True) -> Iterator[Cell]:
+        for metric in self.intervals or METRICS:
+            mean, std = self.mean[metric], self.std[metric]
+            text = f"{mean:.1f}" if math.isnan(std) or not with_std else f"{mean:.1f} ± {std:.1f}"
+            yield Cell(UNKNOWN) if math.isnan(mean) else Cell(text, is_bold=metric in self.best)
+            if self.intervals:
+                yield Cell(UNKNOWN if math.isnan(mean) else "–".join(f"{end:.1f}" for end in self.intervals[metric]))
 
 
 @dataclass(frozen=True)
@@ -252,7 +198,7 @@ class Results:
     ) -> Results:
         """Every evaluation below a runs folder, or `only` some of them."""
         found = _evaluations(folder)
-        wanted = [path for place, path in found.items() if only is None or place in only]
+        wanted = [path for key, path in found.items() if only is None or key in only]
         if not wanted:
             made_by = "salcli evaluate --scratch" if SCRATCH in folder.parts else "dvc repro, or salcli evaluate"
             raise MissingArtifactError(f"there is no evaluation below {folder} yet; make one with: {made_by}")
@@ -268,24 +214,23 @@ class Results:
         estimates: dict[EvaluationKey, Mapping[str, Any]] = {}
         files: dict[EvaluationKey, Path] = {}
         for path in paths:
-            place = EvaluationKey.of(path)
-            if place is None or place in files:
+            key = EvaluationKey.of(path)
+            if key is None or key in files:
                 continue
-            own_runs, counts[place] = _read_evaluation(path, place)
+            own_runs, counts[key] = _read_evaluation(path, key)
             runs += own_runs
-            files[place] = path
-            if found := _read_estimates(path, place):
-                estimates[place] = found
+            files[key] = path
+            if found := _read_estimates(path, key):
+                estimates[key] = found
         frame = pd.DataFrame(runs)
-        order = {pi: i for i, pi in enumerate(sorted(frame["pi"].unique(), key=_by_value))}
-        frame = frame.sort_values("pi", key=lambda column: column.map(order), kind="stable", ignore_index=True)
+        frame = frame.sort_values("pi", key=lambda column: column.map(_by_value), kind="stable", ignore_index=True)
         return cls(frame, _samples(counts), n_left_out, estimates, files)
 
     def by_pi(self) -> list[Results]:
         """One part for each π, in ascending order: numbers at different π are never averaged."""
         parts = {pi: self.runs[self.runs["pi"] == pi].reset_index(drop=True) for pi in self.shares}
         return [
-            replace(self, runs=part, estimates={place: own for place, own in self.estimates.items() if place.pi == pi})
+            replace(self, runs=part, estimates={key: own for key, own in self.estimates.items() if key.pi == pi})
             for pi, part in parts.items()
         ]
 
@@ -306,8 +251,13 @@ class Results:
     @property
     def unknown_sets(self) -> list[str]:
         """Test sets without OOD data, because nobody knows what in the wild data is OOD."""
-        unknown = self.runs["fpr95"].isna()
-        return [name for name in self.ood_sets if unknown[[one == name for one in self._names()]].all()]
+        is_unknown = self.runs["fpr95"].isna().groupby(self._names(), sort=False).all()
+        return list(is_unknown.index[is_unknown])
+
+    @property
+    def shown_sets(self) -> list[str]:
+        """Without unknown ones: they have an accuracy alone, which the others have too. All, if all are unknown."""
+        return [name for name in self.ood_sets if name not in self.unknown_sets] or self.ood_sets
 
     @property
     def n_seeds(self) -> int:
@@ -322,8 +272,8 @@ class Results:
     def estimated(self) -> list[Estimated]:
         """Of each wild set; of one π."""
         found = []
-        for ood in dict.fromkeys(place.ood for place in self.estimates):
-            seeds = [own for place, own in self.estimates.items() if place.ood == ood]
+        for ood in dict.fromkeys(key.ood for key in self.estimates):
+            seeds = [own for key, own in self.estimates.items() if key.ood == ood]
             names = dict.fromkeys(name for own in seeds for name in own["methods"])
             methods = {
                 name: {
@@ -339,10 +289,8 @@ class Results:
 
     def sections(self) -> list[tuple[str, pd.DataFrame]]:
         """Of one π: every OOD set, every group, the average of all sets, each with its runs."""
-        names = self._names()
-        every = [(ood, self.runs[[name == ood for name in names]]) for ood in self.ood_sets]
-        known = [(ood, runs) for ood, runs in every if runs["fpr95"].notna().any()]
-        found = known or every  # a set without OOD data has an accuracy alone, which the others have too
+        names = np.array(self._names())
+        found = [(ood, self.runs[names == ood]) for ood in self.shown_sets]
         groups = [(group, self.runs[self.runs["test_set"].isin(sets)]) for group, sets in self.groups.items()]
         average = [(AVERAGE, self.runs)] if len(found) > 1 else []
         return [*found, *((group, runs) for group, runs in groups if len(runs)), *average]
@@ -420,13 +368,13 @@ def _by_value(pi: str) -> float:
     return math.inf if pi == UNKNOWN else float(pi)
 
 
-def _read_evaluation(path: Path, place: EvaluationKey) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _read_evaluation(path: Path, key: EvaluationKey) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The metrics of each method, and the counts of samples in it and in the filter.json files."""
-    with reading_json(Found(path, place.made_by)) as content:
+    with reading_json(Found(path, key.made_by)) as content:
         counts = {name: int(content["samples"][name]) for name in ("id_test", "ood_test")}
         runs = [
             {
-                **place._asdict(),
+                **key._asdict(),
                 "method": method,
                 "label": str(values.get("label", method)),
                 **{name: math.nan if values[name] is None else 100 * float(values[name]) for name in METRICS},
@@ -436,9 +384,9 @@ def _read_evaluation(path: Path, place: EvaluationKey) -> tuple[list[dict[str, A
             for method, values in content.items()
             if method != "samples"
         ]
-    if place.test_set == place.ood:
+    if key.test_set == key.ood:
         labels = {run["method"]: run["label"] for run in runs}
-        for variant, filtered in filter_metrics(path, place).items():
+        for variant, filtered in filter_metrics(path, key).items():
             is_held_out = filtered.get(PROTOCOL, "held out") == "held out"  # others calibrate on training data
             names = "n_id_train", "n_wild", *(["n_calibration"] if is_held_out else [])
             counts |= {name: filtered[name] for name in names}
@@ -447,12 +395,12 @@ def _read_evaluation(path: Path, place: EvaluationKey) -> tuple[list[dict[str, A
     return runs, counts
 
 
-def _read_estimates(path: Path, place: EvaluationKey) -> dict[str, Any] | None:
+def _read_estimates(path: Path, key: EvaluationKey) -> dict[str, Any] | None:
     """estimates.json beside metrics.json, unless no wild data are held out."""
     file = path.with_name("estimates.json")
-    if place.test_set != place.ood or not file.exists():
+    if key.test_set != key.ood or not file.exists():
         return None
-    with reading_json(Found(file, place.made_by)) as content:
+    with reading_json(Found(file, key.made_by)) as content:
         if content["reason"] == NO_HOLDOUT:
             return None
         methods = {
@@ -473,12 +421,12 @@ def _over_seeds(estimates: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(map(float, np.mean(list(estimates), axis=0)))
 
 
-def filter_metrics(path: Path, place: EvaluationKey) -> dict[str, dict[str, Any]]:
+def filter_metrics(path: Path, key: EvaluationKey) -> dict[str, dict[str, Any]]:
     """filter.json of every variant of SAL, beside the folder of evaluations."""
     found = {}
     for file in sorted(_run_folder(path).glob("*/filter.json")):
         variant = file.parent.name
-        with reading_json(Found(file, place.experiment.with_variant(variant).filter_metrics.made_by)) as content:
+        with reading_json(Found(file, key.experiment.with_variant(variant).filter_metrics.made_by)) as content:
             counts = {name: int(content[name]) for name in ("n_id_train", "n_calibration", "n_wild", "n_candidates")}
             found[variant] = {**content, **counts}
     return found
@@ -488,8 +436,8 @@ def _samples(counts: Mapping[EvaluationKey, dict[str, int]]) -> dict[str, str]:
     """How many samples each set has; a range where runs differ."""
     every = counts.values()
     samples = {name: _range([own[key] for own in every if key in own]) for key, name in SHARED_SAMPLES.items()}
-    for test in dict.fromkeys(place.test_set for place in counts):
-        own_counts = [own for place, own in counts.items() if place.test_set == test]
+    for test in dict.fromkeys(key.test_set for key in counts):
+        own_counts = [own for key, own in counts.items() if key.test_set == test]
         samples[f"{test} test"] = _range([own["ood_test"] for own in own_counts if own["ood_test"]])
         for key in dict.fromkeys(key for own in own_counts for key in own if key.startswith("candidates")):
             samples[f"{test} {key}"] = _range([own[key] for own in own_counts if key in own])
@@ -532,7 +480,7 @@ def results_grids(results: Results, *, with_std: bool = True, estimates: bool = 
     for part in parts:
         pi = f", π {part.shares[0]}" if len(parts) > 1 else ""
         sections = [
-            [[Cell(row.ood), Cell(row.name), *_cells(row, with_std=with_std)] for row in rows]
+            [[Cell(row.ood), Cell(row.name), *row.cells(with_std=with_std)] for row in rows]
             for _, rows in groupby(part.rows(), key=lambda row: row.ood)
         ]
         notes = [results.verdicts[part.shares[0]]] if results.verdicts.get(part.shares[0]) else []
@@ -552,32 +500,31 @@ def estimates_grid(results: Results, has_several_pi: bool, *, everything: bool) 
     for one in found:
         runs = own[own["ood"] == one.ood]
         labels = dict(zip(runs["method"], runs["label"], strict=True))
-        grouped = runs.groupby("method")[list(METRICS)].mean().astype(float)
-        mean = {metric: grouped[metric].to_dict() for metric in METRICS}
+        mean = runs.groupby("method")[list(METRICS)].mean().astype(float).to_dict()
         by, sign = (results.sort, -1) if results.sort == "auroc" else ("fpr95", 1)
         order = sorted(labels, key=lambda name: sign * one.methods[name][by][0] if name in one.methods else math.inf)
+        if not one.methods and not has_measured:  # nothing is told apart: only what becomes the detector
+            order = [name for name in order if name in one.chosen] or order
         section = []
         for name in order:
-            row = [Cell(one.ood), Cell(labels[name], is_bold={*one.chosen} == {name})]
+            row = {"wild data": Cell(one.ood), "method": Cell(labels[name], is_bold={*one.chosen} == {name})}
             for metric in ESTIMATED:
                 if has_measured:
                     measured = mean[metric][name]
-                    row.append(Cell(UNKNOWN if math.isnan(measured) else f"{measured:.1f}"))
-                row.append(Cell(_estimate_text(one.methods.get(name, {}).get(metric))))
-            section.append([*row, *([] if has_measured else [Cell(f"{mean['id_accuracy'][name]:.1f}")])])
+                    row[METRICS[metric]] = Cell(UNKNOWN if math.isnan(measured) else f"{measured:.1f}")
+                estimate = one.methods.get(name, {}).get(metric)
+                row[f"est. {METRICS[metric]} (90%)"] = Cell(_estimate_text(estimate) if estimate else CANNOT_TELL)
+            if not has_measured:
+                row[METRICS["id_accuracy"]] = Cell(f"{mean['id_accuracy'][name]:.1f}")
+            section.append(row)
         sections.append(section)
-    columns = [METRICS[metric] for metric in ESTIMATED]
-    estimated = [f"est. {name} (90%)" for name in columns]
-    header = [name for pair in zip(columns, estimated, strict=True) for name in pair] if has_measured else estimated
-    header += [] if has_measured else [METRICS["id_accuracy"]]
     pi = f", π {results.shares[0]}" if has_several_pi else ""
     title = f"OOD detection, {'measured and ' if has_measured else ''}estimated without labels, in %{pi}"
-    return Grid(title, ["wild data", "method", *header], sections, _estimate_notes(found, results.n_seeds))
+    cells = [[list(row.values()) for row in section] for section in sections]
+    return Grid(title, list(sections[0][0]), cells, _estimate_notes(found, results.n_seeds))
 
 
-def _estimate_text(estimate: tuple[float, ...] | None) -> str:
-    if estimate is None:
-        return CANNOT_TELL
+def _estimate_text(estimate: tuple[float, ...]) -> str:
     value, low, high = estimate
     return f"{value:.0f} ({low:.0f}–{high:.0f})"
 
@@ -615,18 +562,7 @@ def results_frame(results: Results, *, estimates: bool = False) -> pd.DataFrame:
         if estimates or one.ood in results.unknown_sets
         for method, own in one.methods.items()
     ]
-    frame = _measured_frame(results)
-    if not lines:
-        return frame
-    keys, own = ["pi", "ood", "method"], pd.DataFrame(lines)
-    is_alone = ~pd.MultiIndex.from_frame(own[keys]).isin(pd.MultiIndex.from_frame(frame[keys]))  # nothing is measured
-    return pd.concat([frame.merge(own, on=keys, how="left"), own[is_alone]], ignore_index=True)
-
-
-def _measured_frame(results: Results) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         {
             "pi": row.pi,
             "ood": row.ood,
@@ -645,15 +581,11 @@ def _measured_frame(results: Results) -> pd.DataFrame:
         }
         for row in results.rows()
     )
-
-
-def _cells(row: Row, *, with_std: bool) -> Iterator[Cell]:
-    for metric in row.intervals or METRICS:
-        mean, std = row.mean[metric], row.std[metric]
-        text = f"{mean:.1f}" if math.isnan(std) or not with_std else f"{mean:.1f} ± {std:.1f}"
-        yield Cell(UNKNOWN) if math.isnan(mean) else Cell(text, is_bold=metric in row.best)
-        if row.intervals:
-            yield Cell(UNKNOWN if math.isnan(mean) else "–".join(f"{end:.1f}" for end in row.intervals[metric]))
+    if not lines:
+        return frame
+    keys, own = ["pi", "ood", "method"], pd.DataFrame(lines)
+    is_alone = ~pd.MultiIndex.from_frame(own[keys]).isin(pd.MultiIndex.from_frame(frame[keys]))  # nothing is measured
+    return pd.concat([frame.merge(own, on=keys, how="left"), own[is_alone]], ignore_index=True)
 
 
 def _protocol_notes(results: Results) -> list[str]:
@@ -677,7 +609,7 @@ def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
             f"{names}: unlabeled wild data. Nobody knows what in them is OOD, so FPR95, AUROC and AUPR are unknown; "
             "they need OOD samples to test on (data.test_ood)."
         )
-    means = [f"{AVERAGE}: over the OOD sets"] if len(results.ood_sets) > 1 else []
+    means = [f"{AVERAGE}: over the OOD sets"] if len(results.shown_sets) > 1 else []
     tested = set(results.runs["test_set"])
     means += [
         f"{group}: over {', '.join(there)}"
@@ -697,7 +629,8 @@ def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
         notes.append(BEATS)
     notes += _protocol_notes(results)
     if results.wild_sets != results.ood_sets and len(results.wild_sets) == 1:
-        what = "Wild data" if results.wild_sets == results.unknown_sets else "OOD in the wild data"
+        is_mixed = results.shares == [UNKNOWN]
+        what = "Trained with wild data that nobody has labeled" if is_mixed else "OOD in the wild data"
         notes.append(f"{what}: {results.wild_sets[0]}.")
     if results.n_left_out:
         notes.append(
@@ -734,13 +667,13 @@ SWEPT = {"err_in": "ERR_in", "err_out": "ERR_out", "fpr95": "FPR95 ↓", "auroc"
 def sweep_points(folder: Path, only: Collection[EvaluationKey] | None = None, variant: str = SAL) -> list[SweepPoint]:
     """One point for each experiment below a runs folder that is tested on the OOD set of its own wild data."""
     points = []
-    for place, path in _evaluations(folder).items():
-        if place.test_set != place.ood or place.pi == UNKNOWN or (only is not None and place not in only):
+    for key, path in _evaluations(folder).items():
+        if key.test_set != key.ood or key.pi == UNKNOWN or (only is not None and key not in only):
             continue
-        experiment = place.experiment.with_variant(variant)
-        filtered = filter_metrics(path, place).get(variant)
+        experiment = key.experiment.with_variant(variant)
+        filtered = filter_metrics(path, key).get(variant)
         theory = _run_folder(path) / variant / "theory.json"
-        with reading_json(Found(path, place.made_by)) as content:
+        with reading_json(Found(path, key.made_by)) as content:
             values = content.get(variant)
             if filtered is None or values is None or values["fpr95"] is None:
                 continue
@@ -751,9 +684,9 @@ def sweep_points(folder: Path, only: Collection[EvaluationKey] | None = None, va
                     zeta = measured
             points.append(
                 SweepPoint(
-                    ood=place.ood,
-                    pi=float(place.pi),
-                    seed=place.seed,
+                    ood=key.ood,
+                    pi=float(key.pi),
+                    seed=key.seed,
                     n_wild=filtered["n_wild"],
                     n_candidates=filtered["n_candidates"],
                     err_in=filtered["err_in"],

@@ -55,7 +55,7 @@ def score_label(name: str) -> str:
 
 
 def share_text(value: float | None) -> str:
-    """In percent; unknown where there is no truth."""
+    """In percent; unknown where there is no truth, – where it is not defined."""
     return UNKNOWN if value is None else "–" if math.isnan(value) else f"{value:.1%}"
 
 
@@ -120,7 +120,7 @@ def class_notes(done: Sequence[TrainedClassifier]) -> Iterator[tuple[str, str]]:
         elif check.is_near_chance:
             yield (
                 f"warning: that is no better than a guess. Assumed: classes in the order {assumed}, and input that is "
-                f"normalised with model.mean and model.std. If the order is wrong, {REORDER}.",
+                f"normalized with model.mean and model.std. If the order is wrong, {REORDER}.",
                 "bold yellow",
             )
 
@@ -255,6 +255,7 @@ def auto_table(result: Filtered) -> Table:
     from salcli.sal.outlier_share import DRIFT
     from salcli.sal.unlabeled import N_RESAMPLES
 
+    close = ", ".join(map(score_label, result.undecided))
     table = plain_table(
         f"Every score as separator, {result.experiment}",
         "score", "T", "candidates", "excess", "± std", "beaten", "drift", "ERR_in", "ERR_out", "AUROC",
@@ -263,7 +264,7 @@ def auto_table(result: Filtered) -> Table:
             "excess: share of wild samples above T, less that of calibration samples, over ID quantiles 0.8–0.975.",
             f"± std, beaten by the chosen one: over {N_RESAMPLES} resamples.",
             f"drift: of the lower half of the scores, in standard errors; above {DRIFT:g}, all wild data differ.",
-            _undecided(result),
+            f"Not surely better than: {close}." if close else "Surely better than all others.",
             "ERR_in, ERR_out, AUROC: compared with the truth afterwards; they do not affect the choice.",
         ],
     )  # fmt: skip
@@ -283,11 +284,6 @@ def auto_table(result: Filtered) -> Table:
             style="bold" if is_chosen else "",
         )
     return table
-
-
-def _undecided(result: Filtered) -> str:
-    close = ", ".join(map(score_label, result.undecided))
-    return f"Not surely better than: {close}." if close else "Surely better than all others."
 
 
 def two_histograms(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from salcli.params.reading import read_yaml
 from salcli.report.results import METRICS, Results, asked_for
-from salcli.store.files import write_json, write_text
+from salcli.store.files import Found, read_header, write_json, write_text
 from salcli.store.layout import METHODS_PLOT, ROC_PLOT, RUNS, SUMMARY, Workspace
 
 if TYPE_CHECKING:  # slow to load
@@ -28,11 +29,13 @@ def run(params_file: Path) -> None:
     bars, curves = [], []
     for part in results.by_pi():
         (pi,) = part.shares
-        summaries[f"pi-{pi}"] = summary(part, params["detector"]["method"], params["variants"][0])
+        places = [place for place in results.files if place.pi == pi]
+        detectors = {(one.seed, one.ood): _row(workspace.find(one.experiment.detector)) for one in places}
+        summaries[f"pi-{pi}"] = summary(part, detectors)
         suffix = f", π {pi}" if len(results.shares) > 1 else ""
         labels = {name: label + suffix for name, label in zip(part.runs["method"], part.runs["label"], strict=True)}
         bars.append(_means(part.runs).dropna(subset="fpr95").rename(labels)[list(ESTIMATED)].reset_index())
-        files = [path.with_name("roc.csv") for place, path in results.files.items() if place.pi == pi]
+        files = [results.files[place].with_name("roc.csv") for place in places]
         curve = pd.concat(map(pd.read_csv, files)).groupby(["method", "fpr"], sort=False)["tpr"].mean()
         curves.append(curve.rename(labels, level="method").reset_index())
     write_json(workspace.target(SUMMARY), summaries if len(summaries) > 1 else summaries.popitem()[1])
@@ -40,18 +43,22 @@ def run(params_file: Path) -> None:
         write_text(workspace.target(artifact), pd.concat(frames).to_csv(index=False, float_format="%.6g"))
 
 
-def summary(results: Results, detector: str, first_variant: str) -> dict[str, Any]:
-    """The detector's metrics and the method with the lowest FPR95, as shares; of one π. What is unknown is left out.
+def _row(detector: Found) -> str:
+    """The method of a detector's file: where `detector.method` is auto, the chosen one."""
+    return str(read_header(detector).about["method"]["row"])
 
-    Where nothing is measured, its estimates; the method that auto chooses may differ from seed to seed.
+
+def summary(results: Results, detectors: Mapping[tuple[int, str], str]) -> dict[str, Any]:
+    """The detectors' metrics and the method with the lowest FPR95, as shares; of one π. What is unknown is left out.
+
+    Where nothing is measured, their estimates. `detectors`: the method of each seed and wild set, for auto may choose
+    another one for each.
     """
-    runs, is_auto = results.runs, detector == "auto"
-    chosen = {(place.seed, place.ood): own["chosen"] for place, own in results.estimates.items()}
-    places = zip(runs["seed"], runs["ood"], strict=True)
-    is_own = runs["method"] == [chosen.get(one, first_variant) if is_auto else detector for one in places]
-    own = _means(runs[is_own].assign(method=detector)).mean()
-    found: dict[str, Any] = {"detector": detector, **(own[list(SHOWN)] / 100)}
-    estimates = [one["methods"].get(one["chosen"] if is_auto else detector) for one in results.estimates.values()]
+    runs = results.runs
+    is_own = runs["method"] == [detectors[place] for place in zip(runs["seed"], runs["ood"], strict=True)]
+    own = _means(runs[is_own].assign(method="")).mean()
+    found: dict[str, Any] = {"detector": ", ".join(dict.fromkeys(detectors.values())), **(own[list(SHOWN)] / 100)}
+    estimates = [one["methods"].get(detectors[place.seed, place.ood]) for place, one in results.estimates.items()]
     if results.unknown_sets != results.ood_sets:
         fpr95 = _means(runs)["fpr95"]
         found |= {"best": fpr95.idxmin(), "best_fpr95": fpr95.min() / 100}

@@ -11,19 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
 from helpers.cli import process, refused
 from helpers.quick import EXPERIMENT, OOD, REPOSITORY
-from helpers.two_processes import (
-    FILTERS,
-    SHORT,
-    TRAINED,
-    batch_norm,
-    image_network,
-    loss_and_accuracy,
-    vector_network,
-    wild_scores,
-)
+from helpers.two_processes import FILTERS, SHORT, TRAINED, batch_norm, loss_and_accuracy, wild_scores
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,15 +50,11 @@ def test_parts_are_disjoint_contiguous_and_all_there_is(n: int, size: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "shape"), [("images", (10, 2, 6, 6)), ("vectors", (10, 5))])
-def test_batch_norm_over_two_processes_is_that_over_the_whole_batch(
-    together: Together, what: str, shape: tuple[int, ...]
-) -> None:
-    network = image_network() if what == "images" else vector_network()
-    alone = batch_norm(Processes(), network, torch.randn(shape))
+def test_batch_norm_over_two_processes_is_that_over_the_whole_batch(together: Together) -> None:
+    alone = batch_norm(Processes())
     for seen in together[1]:
-        assert seen[what]["gradients"] == pytest.approx(alone["gradients"], abs=1e-5, rel=1e-4)
-        assert seen[what]["running"] == pytest.approx(alone["running"], abs=1e-6, rel=1e-5)
+        assert seen["batch norm"]["gradients"] == pytest.approx(alone["gradients"], abs=1e-5, rel=1e-4)
+        assert seen["batch norm"]["running"] == pytest.approx(alone["running"], abs=1e-6, rel=1e-5)
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
@@ -119,9 +105,6 @@ def test_training_has_the_loss_of_one_process(together: Together, workspace: Wor
     assert first["accuracy"] == pytest.approx(alone["accuracy"], abs=0.01)
 
 
-# --- the command line
-
-
 @pytest.mark.slow
 def test_the_launcher_of_params_starts_two_processes_and_one_speaks(workspace: Workspace, built: Path) -> None:
     (workspace.root / EXPERIMENT.candidates.path).unlink()
@@ -136,26 +119,22 @@ def test_the_launcher_of_params_starts_two_processes_and_one_speaks(workspace: W
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_alone_ends_all_with_its_own_message(tmp_path: Path) -> None:
-    done = two_processes(str(HELPERS / "one_fails.py"), cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ([], "process 1: error: only this process has seen it"),
+        (["sleep"], "error: process 1 of 2 has not answered for 2 s: it is stuck"),
+    ],
+    ids=["fails", "is stuck"],
+)
+def test_a_process_that_fails_alone_ends_all_with_one_message(tmp_path: Path, how: list[str], message: str) -> None:
+    done = two_processes(str(HELPERS / "one_fails.py"), *how, cwd=tmp_path)
     assert done.returncode != 0
-    assert done.stderr.count("process 1: error: only this process has seen it") == 1
+    assert done.stderr.count(message) == 1
     assert "[rank" not in done.stderr, "torch marks the tracebacks of the processes so"
 
 
-@pytest.mark.slow
-def test_a_process_that_does_not_answer_ends_all_and_is_named(tmp_path: Path) -> None:
-    done = two_processes(str(HELPERS / "one_fails.py"), "sleep", cwd=tmp_path)
-    assert done.returncode != 0
-    assert done.stderr.count("error: process 1 of 2 has not answered for 2 s: it is stuck") == 1
-    assert "[rank" not in done.stderr
-
-
-def test_a_launcher_that_does_not_exist_is_refused_and_prepare_runs_in_one_process(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_runs_in_one_process(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(built)
-    message = "launcher 'no-such-launcher -n 2' cannot be started: No such file or directory"
-    assert message in refused("filter", "--set", "launcher=no-such-launcher -n 2", root=built)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "runs in one process; start it without torchrun" in refused("prepare", root=built)

@@ -1,19 +1,21 @@
-"""The training loop; SGD against torch's, LARS and the schedules against their definitions written out."""
+"""Training: SGD against torch's, LARS and schedules against their definitions, linear fits against scikit-learn."""
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.compute import CPU, Numerics, Watched, compute_with, rows_of
+from helpers.compute import CPU, Numerics, compute_with, rows_of
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from salcli.engine import linear
 from salcli.engine.augmentation import Augmentation
-from salcli.engine.batches import Batch, Batches, EndlessRows, LabeledRows
+from salcli.engine.batches import Batch, Batches, EndlessRows, LabeledRows, Rows
 from salcli.engine.device import Compute, Processes
+from salcli.engine.linear import PENALTIES, Examples, FullFit
 from salcli.engine.training import (
     SCHEDULES,
     TRUST,
@@ -22,7 +24,6 @@ from salcli.engine.training import (
     Run,
     Sgd,
     drops,
-    momentum_sgd,
     reproducible,
     train,
     warm_up_then_cosine,
@@ -52,54 +53,17 @@ def objective(network: nn.Module, batch: Batch) -> BatchResult:
     return BatchResult(loss, (logits[: len(labels)].argmax(1) == labels).sum())
 
 
-def small_run(
-    compute: Compute | None = None, config: Config = DEFAULT, *, augment: str = "flip-crop", **options: Any
-) -> Run:
-    """Three classes of images by their brightness, a source of others, augmentation and dropout."""
-    compute = compute or compute_with()
+def small_run(compute: Compute, config: Config = DEFAULT) -> Run:
+    """Three classes of images by their brightness, a source of others, and dropout."""
     labels = torch.arange(N) % 3
     noise = np.random.default_rng(0).integers(0, 40, (N, 1, 4, 4))
     images = (labels.numpy()[:, None, None, None] * 100 + noise).astype(np.uint8)
     with reproducible(0, "a test") as generator:
         network = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
-    draws = torch.Generator().manual_seed(1)
     others = EndlessRows(rows_of(255 - images[:7]), compute, generator)
     training = LabeledRows(rows_of(images), labels, 3)
-    source = Batches(training, compute, Augmentation(augment, draws), {"others": others})
-    return Run(
-        network, objective, source, N, config, compute, generator, {"augment": draws, "others": others}, **options
-    )
-
-
-def weights_after(run: Run, *arguments: Any) -> torch.Tensor:
-    torch.manual_seed(0)
-    train(run, *(arguments or (Silent(),)))
-    return torch.cat([weight.detach().flatten() for weight in run.network.parameters()])
-
-
-class Memory:
-    """A keeper that keeps the state in memory."""
-
-    state: dict[str, Any] | None = None
-
-    def load(self) -> dict[str, Any] | None:
-        return self.state
-
-    def save(self, state: dict[str, Any]) -> None:
-        self.state = copy.deepcopy(state)
-
-
-@pytest.mark.parametrize("options", [{}, {"optimizer": momentum_sgd, "schedule": lambda o, n: drops(o, n, 0.5)}])
-def test_an_interrupted_run_resumes_to_the_same_weights(options: dict[str, Any]) -> None:
-    whole, keeper = weights_after(small_run(**options)), Memory()
-    with pytest.raises(KeyboardInterrupt):
-        weights_after(small_run(**options), Watched(stop_after=200), keeper)  # in the third epoch
-    torch.manual_seed(99)
-    watched = Watched()
-    resumed = weights_after(small_run(**options), watched, keeper)
-    assert torch.equal(resumed, whole)
-    assert watched.notes == ["resumes an interrupted run after epoch 2 of 4"]
-    assert (watched.skipped, watched.seen) == (160, 160)
+    source = Batches(training, compute, Augmentation("none", generator), {"others": others})
+    return Run(network, objective, source, N, config, compute, generator, {"others": others})
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
@@ -107,7 +71,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(options: dict[str, Any])
     "ignore:Detected call of `lr_scheduler.step:UserWarning"
 )  # float16 skips steps that overflow
 def test_a_network_learns_in_every_precision(precision: str) -> None:
-    curve = train(small_run(compute_with(precision), Config(epochs=20), augment="none"), Silent())
+    curve = train(small_run(compute_with(precision), Config(epochs=20)), Silent())
     assert [epoch.epoch for epoch in curve] == list(range(1, 21))
     assert curve[-1].loss < curve[0].loss / 2
     assert curve[-1].accuracy > 0.9
@@ -118,7 +82,7 @@ def test_an_infinite_loss_is_an_error_that_names_the_epoch_and_the_learning_rate
         return BatchResult(network(torch.full((1, 16), torch.inf)).sum(), torch.tensor(0))
 
     with pytest.raises(TrainingError, match=r"NaN or infinite in epoch 1; .*\(lr is 0.1\)"):
-        train(replace(small_run(), objective=breaks), Silent())
+        train(replace(small_run(compute_with()), objective=breaks), Silent())
 
 
 def test_batches_are_equal_parts_for_all_processes() -> None:
@@ -200,3 +164,57 @@ def test_the_other_schedules_of_params_yaml_stay_constant_or_halve_the_rate() ->
     assert rates_of(SCHEDULES["constant"], 100) == [start] * 100
     halved = [start / 2 ** sum(step >= drop for drop in (50, 75, 90)) for step in range(100)]
     assert rates_of(SCHEDULES["steps"], 100) == pytest.approx(halved)
+
+
+def vectors(n: int, d: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+
+
+def fitted(examples: Examples, n_outputs: int, penalty: float | str) -> tuple[nn.Linear, float]:
+    head = nn.Linear(examples.rows.sample_shape[0], n_outputs)
+    _, used = FullFit(head, lambda x: x, examples, penalty, 0, CPU).run(Silent())
+    return head, used
+
+
+@pytest.mark.parametrize("penalty", [1.0, 0.01])
+def test_a_class_head_is_scikit_learns(penalty: float) -> None:
+    x = vectors(300, 12)
+    y = x[:, :4].argmax(axis=1)
+    head, _ = fitted(Examples.of_classes(Rows((x,), np.arange(300)), torch.from_numpy(y)), 4, penalty)
+    reference = LogisticRegression(C=1 / (300 * penalty), tol=1e-8, max_iter=2000).fit(x, y)
+    logits = head(torch.from_numpy(x)).softmax(1).detach().numpy()
+    np.testing.assert_allclose(logits, reference.predict_proba(x), atol=2e-3)
+
+
+def test_the_two_sides_of_an_ood_head_count_the_same() -> None:
+    x = np.concatenate([vectors(400, 6), vectors(40, 6, seed=1) + 1])
+    is_id = np.arange(440) < 400
+    head, _ = fitted(Examples.of_two_sides(Rows((x,), np.arange(440)), is_id), 1, 0.1)
+    weights = np.where(is_id, 440 / 800, 440 / 80)
+    reference = LogisticRegression(C=1 / (440 * 0.1), tol=1e-8).fit(x, is_id, sample_weight=weights)
+    np.testing.assert_allclose(head.weight.detach().numpy(), reference.coef_, atol=1e-3)
+
+
+def test_noise_gets_a_larger_penalty_than_signal() -> None:
+    x = vectors(100, 8)
+    index, noise = np.arange(100), torch.from_numpy(np.random.default_rng(3).integers(2, size=100))
+    signal = torch.from_numpy((x[:, 0] > 0).astype(np.int64))
+    used = [fitted(Examples.of_classes(Rows((x,), index), labels), 2, "auto")[1] for labels in (noise, signal)]
+    assert used[0] > used[1]
+    assert set(used) <= set(PENALTIES)
+
+
+def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = vectors(100, 5)
+    examples = Examples.of_classes(Rows((x,), np.arange(100)), torch.from_numpy(x[:, :3].argmax(axis=1)))
+    whole, _ = fitted(examples, 3, 0.1)
+    monkeypatch.setattr(linear, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(linear, "RESIDENT_BYTES", 0)
+    in_chunks, _ = fitted(examples, 3, 0.1)
+    torch.testing.assert_close(in_chunks.weight, whole.weight, atol=1e-4, rtol=1e-3)
+
+
+def test_an_infinite_loss_of_a_full_fit_is_an_error() -> None:
+    x = np.full((10, 2), np.nan, np.float32)
+    with pytest.raises(TrainingError, match="NaN or infinite"):
+        fitted(Examples.of_classes(Rows((x,), np.arange(10)), torch.arange(10) % 2), 2, 0.1)

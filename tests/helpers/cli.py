@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from salcli.cli.app import app
+from salcli.params.schema import Params, load_params
 
 CONSOLE_SCRIPT = str(Path(sys.executable).with_name("salcli"))
 
@@ -18,6 +19,13 @@ CONSOLE_SCRIPT = str(Path(sys.executable).with_name("salcli"))
 def salcli(*arguments: str, stdin: bytes = b"") -> Result:
     """Run a command in this process. An exception that is not meant for users is raised."""
     return CliRunner().invoke(app, list(arguments), prog_name="salcli", input=stdin, catch_exceptions=False)
+
+
+def init(folder: Path, *arguments: str) -> tuple[str, Params]:
+    """What `salcli init` says, in one line, and the params.yaml that it wrote."""
+    done = salcli("init", str(folder), *arguments)
+    assert done.exit_code == 0, done.stderr
+    return " ".join(done.stdout.split()), load_params(folder / "params.yaml")[0]
 
 
 def process(*command: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Run by test_distributed.py under torchrun: the engine and the stages in two processes, and what each of them saw."""
+"""Run by test_distributed.py under torchrun: batch norm and the stages in two processes, and what each of them saw."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from helpers.compute import CPU
 from helpers.quick import EXPERIMENT
-from torch import Tensor, nn
+from torch import nn
 
 from salcli.engine.device import Processes, joined, synchronised
 from salcli.params.schema import Params, load_params
@@ -25,38 +25,23 @@ SHORT = {"train_id.epochs": 2, "train_ood.epochs": 2, "rivals": list(TRAINED[1:]
 
 def main(root: Path) -> None:
     with joined() as together:
-        parts = together.collect({**engine(together), **stages(root, together)})
+        parts = together.collect({"batch norm": batch_norm(together), **stages(root, together)})
         if together.is_main:
             (root / "seen.json").write_text(json.dumps(parts))
 
 
-def engine(together: Processes) -> dict[str, Any]:
-    return {
-        "images": batch_norm(together, image_network(), torch.randn(10, 2, 6, 6)),
-        "vectors": batch_norm(together, vector_network(), torch.randn(10, 5)),
-    }
-
-
-def image_network() -> nn.Sequential:
+def batch_norm(together: Processes) -> dict[str, list[float]]:
+    """Gradients and statistics of a network with two kinds of batch norm, each process having a part of the batch."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, 1))
-
-
-def vector_network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3, momentum=None), nn.ReLU(), nn.Linear(3, 1))
-
-
-def batch_norm(together: Processes, network: nn.Sequential, samples: Tensor) -> dict[str, list[float]]:
-    """Gradients and statistics of a network with batch norm, each process having half of the batch."""
-    trained: nn.Module = network
+    to_vectors = [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)]
+    network = nn.Sequential(*to_vectors, nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 1))
+    images, trained = torch.randn(10, 2, 6, 6), network
     if together.size > 1:
         trained = nn.parallel.DistributedDataParallel(synchronised(network, CPU))
-    trained(samples[together.part(10)]).square().mean().backward()
-    return {
-        "gradients": torch.cat([weight.grad.flatten() for weight in network.parameters()]).tolist(),
-        "running": torch.cat([network[1].running_mean, network[1].running_var]).tolist(),
-    }
+    trained(images[together.part(10)]).square().mean().backward()
+    running = [value.flatten() for name, value in network.named_buffers() if "running" in name]
+    gradients = [weight.grad.flatten() for weight in network.parameters()]
+    return {"running": torch.cat(running).tolist(), "gradients": torch.cat(gradients).tolist()}
 
 
 def stages(root: Path, together: Processes) -> dict[str, Any]:

@@ -1,16 +1,11 @@
 """A small web server in a thread: it knows ranges or not, breaks off, refuses, and remembers what it was asked."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass

@@ -1,18 +1,14 @@
 """Every method declares what tables, params and fingerprints need, and is found by its name."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
+from helpers.representations import InFours
 
 from salcli.errors import UnknownNameError
 from salcli.methods.base import IdTrained, Method, Section, built_in, find_method
 from salcli.methods.logits import Energy
 from salcli.methods.sal import Sal
 from salcli.pipeline.fingerprints import method_families
-from salcli.sal.gradients import Representation
 
 METHODS = built_in()
 
@@ -36,16 +32,6 @@ def test_a_method_is_found_by_its_name_if_it_is_of_the_kind() -> None:
     with pytest.raises(UnknownNameError) as error:
         find_method("knn", IdTrained)
     assert str(error.value) == "no method is called knn (did you mean knn-plus?); known: all-id, csi, knn-plus"
-
-
-# --- what methods share
-
-
-class InFours(Representation):
-    """Read four rows at a time, as a file would be."""
-
-    def chunks(self) -> Iterator[Representation]:
-        yield from (self.take(rows) for rows in torch.arange(len(self)).split(4) if len(rows))
 
 
 @pytest.mark.parametrize("n", [0, 1, 10])

@@ -1,7 +1,5 @@
 """KNN+ and CSI: the contrastive loss, the rotations and the scores, against slow loops."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,13 +1,13 @@
 """Post-hoc scores, each beside its definition written out. A higher score is more ID-like."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from helpers.networks import random_images, shaken
+from helpers.representations import activations, random_head, random_matrix, represented, score_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_ood.detector import DICE, GEN, KNN, NCI, RMD, SCALE, SHE, EnergyBased, MaxSoftmax, ReAct, ViM, fDBD
@@ -15,15 +15,17 @@ from pytorch_ood.detector import Mahalanobis as TheirMahalanobis
 from pytorch_ood.detector import MaxLogit as TheirMaxLogit
 from torch import Tensor
 
-from salcli.errors import ParamsError
+from salcli.errors import ModelError, ParamsError
 from salcli.methods.activations import Ash, Dice, React, Scale
 from salcli.methods.base import Head, Known
 from salcli.methods.features import (
+    SPARE,
     Fdbd,
     Knn,
     Mahalanobis,
     MahalanobisPlus,
     Nci,
+    Neighbours,
     RelativeMahalanobis,
     She,
     Vim,
@@ -31,17 +33,15 @@ from salcli.methods.features import (
     vim_rule,
 )
 from salcli.methods.logits import Energy, Gen, MaxLogit, Msp, energy, gradnorm, msp
-from salcli.methods.sal import FilterParams, SalPostHoc, labeled_gradients, unlabeled_gradients
-from salcli.models.network import AsGiven
+from salcli.methods.odin import Odin
+from salcli.methods.sal import FilterParams, SalPostHoc
+from salcli.models.network import AsGiven, Classifier, NetworkSpec
 from salcli.sal.gradients import Gradients, Representation
 from salcli.sal.tau import class_conditional_scores
 
 SEEDS = st.integers(0, 10_000)
 Matrix = Callable[..., Tensor]
 Score = Callable[..., Tensor]
-
-
-# --- logits
 
 
 def test_confident_predictions_keep_their_order_in_double_precision() -> None:
@@ -54,7 +54,7 @@ def test_confident_predictions_keep_their_order_in_double_precision() -> None:
 
 @settings(max_examples=20)
 @given(seed=SEEDS, n_classes=st.integers(2, 6))
-def test_gradnorm_is_the_norm_that_a_backward_pass_gives(activations: Matrix, seed: int, n_classes: int) -> None:
+def test_gradnorm_is_the_norm_that_a_backward_pass_gives(seed: int, n_classes: int) -> None:
     features = activations(seed, 4).double()
     layer = torch.nn.Linear(7, n_classes, dtype=torch.float64)
     expected = []
@@ -68,9 +68,7 @@ def test_gradnorm_is_the_norm_that_a_backward_pass_gives(activations: Matrix, se
 
 @settings(max_examples=20)
 @given(seed=SEEDS, n_features=st.integers(1, 40))
-def test_ash_keeps_each_samples_largest_activations_and_scales_them(
-    random_head: Callable[..., Head], activations: Matrix, score_of: Score, seed: int, n_features: int
-) -> None:
+def test_ash_keeps_each_samples_largest_activations_and_scales_them(seed: int, n_features: int) -> None:
     head, features = random_head(seed, n_features=n_features), activations(seed + 2, 5, n_features)
     shaped = np.zeros((5, n_features))
     for row, own in zip(shaped, features.numpy().astype(float), strict=True):
@@ -82,9 +80,6 @@ def test_ash_keeps_each_samples_largest_activations_and_scales_them(
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
-# --- Mahalanobis
-
-
 def slow_mahalanobis(features: np.ndarray, known: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Means, centred samples, numpy's pseudo-inverse, every distance."""
     means = {k: known[labels == k].mean(0) for k in np.unique(labels)}
@@ -94,9 +89,7 @@ def slow_mahalanobis(features: np.ndarray, known: np.ndarray, labels: np.ndarray
 
 
 @pytest.mark.parametrize("cause", ["dead units", "equal units", "few samples"])
-def test_a_singular_covariance_is_inverted_where_it_can_be(
-    cause: str, random_matrix: Matrix, random_head: Callable[..., Head], score_of: Score
-) -> None:
+def test_a_singular_covariance_is_inverted_where_it_can_be(cause: str) -> None:
     known, features = random_matrix(0, 60, 5).float(), random_matrix(1, 6, 5).float()
     if cause == "dead units":
         known[:, 3:] = 0
@@ -147,9 +140,7 @@ NUMBERS = {Gen: {"gamma": 0.1, "most_classes": 3}, Scale: {"percentile": 60.0}, 
 
 @pytest.mark.parametrize("kind", [MaxLogit, Gen, Scale, Fdbd, Nci, She, RelativeMahalanobis, MahalanobisPlus])
 @pytest.mark.parametrize("of", ["activations", "vectors"])
-def test_a_score_is_its_papers_formula(
-    kind: type, of: str, random_matrix: Matrix, activations: Matrix, random_head: Callable[..., Head], score_of: Score
-) -> None:
+def test_a_score_is_its_papers_formula(kind: type, of: str) -> None:
     head, labels = random_head(0), torch.arange(90) % 3  # no sample is of the last class
     make = activations if of == "activations" else lambda seed, n: random_matrix(seed, n, 7).float()
     known, features = make(1, 90), make(2, 40)
@@ -158,7 +149,7 @@ def test_a_score_is_its_papers_formula(
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_extreme_samples_have_finite_scores(random_head: Callable[..., Head], score_of: Score) -> None:
+def test_extreme_samples_have_finite_scores() -> None:
     """The mean of all training features, no activation at all, a certain prediction, two classes with equal weights."""
     head, known = random_head(0), torch.eye(7).repeat(4, 1)
     head.weight[1] = head.weight[0]
@@ -168,18 +159,13 @@ def test_extreme_samples_have_finite_scores(random_head: Callable[..., Head], sc
         assert score_of(kind, head, features, known, torch.arange(28) % 4, **numbers).isfinite().all(), kind.name
 
 
-def test_vectors_are_put_on_the_sphere_as_they_were_given(
-    random_head: Callable[..., Head], random_matrix: Matrix, represented: Callable[..., Representation]
-) -> None:
+def test_vectors_are_put_on_the_sphere_as_they_were_given() -> None:
     """Standardization would change the angles."""
     head, labels, undo = random_head(0), torch.arange(90) % 3, AsGiven(torch.linspace(1, 4, 7), torch.ones(7))
     known, features, method = random_matrix(1, 90, 7), random_matrix(2, 9, 7), MahalanobisPlus()
     method.fit(Known(head, represented(head, known, labels), as_given=undo))
     given = [undo(rows).numpy() / np.linalg.norm(undo(rows), axis=1, keepdims=True) for rows in (features, known)]
     np.testing.assert_allclose(method.scores(represented(head, features)), slow_mahalanobis(*given, labels.numpy()))
-
-
-# --- ViM
 
 
 def slow_vim(features: np.ndarray, head: Head, known: np.ndarray, dim: int) -> np.ndarray:
@@ -195,9 +181,7 @@ def slow_vim(features: np.ndarray, head: Head, known: np.ndarray, dim: int) -> n
     return np.log(np.exp(features @ weight.T + bias).sum(1)) - alpha * left_over(features)
 
 
-def test_vim_leaves_a_direction_over_where_the_training_features_span_few(
-    random_matrix: Matrix, activations: Matrix, score_of: Score
-) -> None:
+def test_vim_leaves_a_direction_over_where_the_training_features_span_few() -> None:
     """Else their own left-over is zero, and its scale infinite."""
     head = Head(random_matrix(0, 4, 7), torch.zeros(4, dtype=torch.float64))
     known, features, notes = activations(1, 50), activations(2, 5), []
@@ -205,39 +189,128 @@ def test_vim_leaves_a_direction_over_where_the_training_features_span_few(
     found = score_of(Vim, head, features, known, notes=notes, dim=5)
     assert "span 3 dimensions, so its principal space has 2 instead of 5" in notes[0]
     np.testing.assert_allclose(found, slow_vim(features.double().numpy(), head, known.double().numpy(), 2), rtol=1e-6)
-    collapsed = VirtualLogits.fit(head, torch.zeros(50, 7), 3)
+    nothing = Representation(torch.zeros(50, 7), torch.zeros(50, 4), torch.arange(50) % 4)
+    collapsed = VirtualLogits.fit(Known(head, nothing), 3)
     assert collapsed.rank == 0
     torch.testing.assert_close(collapsed.score(features), energy(head.logits(features)))
 
 
-def test_a_principal_space_of_all_features_is_an_error(
-    random_head: Callable[..., Head], activations: Matrix, score_of: Score
-) -> None:
+def test_a_principal_space_of_all_features_is_an_error() -> None:
     head, known = random_head(0), activations(1, 50)
     with pytest.raises(ParamsError, match="must be less than the 7 features of the network; auto would be 3"):
         score_of(Vim, head, known, known, dim=7)
     assert [vim_rule(width) for width in (1, 64, 767, 768, 2048)] == [0, 32, 383, 512, 1000]  # the authors' rule
 
 
-# --- τ
+# --- KNN in float32, beside all distances in float64
+
+N_KNOWN, N_QUERIES, D = 600, 200, 96
 
 
-def filter_params(labels: str = "predicted", gradient: str = "full") -> FilterParams:
-    return FilterParams(
-        score="sal", threshold_quantile=0.95, fdr=None, calibration="holdout", temperature=1, svd="class-conditional",
-        reference="class-conditional", n_vectors=1, gradient=gradient, labels=labels,
-    )  # fmt: skip
+def slow_kth_distances(features: Tensor, known: Tensor, k: int) -> np.ndarray:
+    """Every difference in float64. Lengths are taken in float32, as features are stored."""
+    sphere = [(rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)).double().numpy() for rows in (features, known)]
+    differences = sphere[0][:, None] - sphere[1][None]  # n, m, d
+    return np.sort(np.sqrt((differences**2).sum(axis=2)), axis=1)[:, k - 1]
+
+
+def cloud(kind: str, n: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    centre = torch.rand(D, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(n, D, generator=generator)
+    match kind:
+        case "spread":
+            return (centre + noise).relu()
+        case "float32 cannot tell apart":  # squared distances of 1e-8, at a rounding error of 1e-7
+            return centre + 1e-5 * noise
+        case "some equal, some zero":
+            rows = (centre + noise).relu()
+            rows[: n // 3], rows[n // 3 : n // 2] = rows[0], 0.0
+            return rows
+    return centre.expand(n, D).clone()
+
+
+@pytest.mark.parametrize("kind", ["spread", "float32 cannot tell apart", "some equal, some zero", "all equal"])
+@pytest.mark.parametrize("k", [1, 50, N_KNOWN - SPARE, N_KNOWN])
+@pytest.mark.parametrize("group", [2, 32])  # with 250 known at once the larger one is not used for 50 neighbours
+def test_float32_finds_the_neighbours_that_float64_finds(
+    kind: str, k: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("salcli.methods.features.GROUP", group)
+    known, queries = cloud(kind, N_KNOWN, 1), torch.cat([cloud(kind, N_QUERIES, 2), cloud(kind, 20, 1)])
+    found = Neighbours.of(known, k).score(queries, queries_at_once=64, known_at_once=250)
+    # Which of two neighbours that differ by less than 1e-13 is taken is chance: 1e-9 of a distance of 1e-5
+    atol = 1e-8 if kind == "float32 cannot tell apart" else 1e-12
+    np.testing.assert_allclose(-found, slow_kth_distances(queries, known, k), rtol=1e-12, atol=atol)
+
+
+def test_the_neighbours_of_a_training_sample_are_the_other_samples() -> None:
+    """Else each would be its own nearest neighbour, and training data would look too much like ID data."""
+    known = cloud("spread", 12, 1)
+    x = Representation(known, torch.zeros(12, 2), torch.zeros(12, dtype=torch.int64))
+    head = Head(torch.zeros(2, D), torch.zeros(2))
+    knn = Knn(Knn.Params(k=3))
+    knn.fit(Known(head, x))
+    np.testing.assert_allclose(-knn.scores(x, fitted_on=True), slow_kth_distances(known, known, 3 + 1))
+    with pytest.raises(ParamsError, match=r"methods\.knn\.k is 13, but there are only 12 ID training samples"):
+        Knn(Knn.Params(k=13)).fit(Known(head, x))
+
+
+# --- ODIN, beside its definition: one sample at a time, with one backward pass each
+
+STD = (0.2, 0.3, 0.5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1000.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.0014, 0.1])
+def test_odin_is_msp_after_a_step_that_makes_the_prediction_more_certain(temperature: float, epsilon: float) -> None:
+    torch.manual_seed(0)
+    network = Classifier(NetworkSpec("small-cnn", 4, (0.4, 0.5, 0.6), STD)).eval()
+    shaken(network.backbone)
+    images, expected = random_images(6, 3, 8, 8), []
+    for image in images:
+        x = network.normalised(image[None]).requires_grad_()
+        certainty = (network.head(network.backbone(x)) / temperature).log_softmax(1).max()
+        (gradient,) = torch.autograd.grad(certainty, x)
+        step = epsilon * gradient.sign() / torch.tensor(STD)[:, None, None]
+        logits = network.head(network.backbone(x + step)).double() / temperature
+        expected.append(float(logits.softmax(1).max().detach()))
+    odin = Odin(Odin.Params(temperature=temperature, epsilon=epsilon))
+    with torch.inference_mode():  # as a pass over samples computes them
+        found = odin.score(odin.outputs(network)(images))
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_network_without_gradients_is_refused() -> None:
+    network = Classifier(NetworkSpec("small-cnn", 4, (0.4, 0.5, 0.6), STD)).eval()
+    network.backbone.forward = torch.no_grad()(network.backbone.forward)
+    with pytest.raises(ModelError, match="odin needs gradients"):
+        Odin(Odin.Params(temperature=1, epsilon=0.1)).outputs(network)(random_images(2, 3, 8, 8))
+
+
+def test_a_nearly_constant_dimension_of_vectors_does_not_saturate_the_scores() -> None:
+    """Divided by its std, ε would be a step of a million standard deviations."""
+    torch.manual_seed(0)
+    network = Classifier(NetworkSpec("linear", 2, (0.0,) * 4, (1.0, 0.05, 1e-9, 1e-20))).eval()
+    vectors = torch.randn(20, 4) * torch.tensor(network.spec.std)
+    odin = Odin(Odin.Params(temperature=1000, epsilon=0.0014))
+    with torch.inference_mode():
+        found, plain = odin.score(odin.outputs(network)(vectors)), network(vectors).softmax(1).amax(1)
+    assert len(found.unique()) == 20
+    assert torch.equal(found.argsort(), plain.argsort()), "of two classes and a linear network, the step is the same"
 
 
 @pytest.mark.parametrize("gradient", ["full", "predicted-row"])
-def test_sal_post_hoc_is_minus_tau_and_0_for_classes_that_the_wild_data_lack(
-    gradient: str, random_head: Callable[..., Head], activations: Matrix, represented: Callable[..., Representation]
-) -> None:
+def test_sal_post_hoc_is_minus_tau_and_0_for_classes_that_the_wild_data_lack(gradient: str) -> None:
     head, notes = random_head(0), []
     known, wild, test = (represented(head, activations(seed, 80)) for seed in (1, 2, 3))
     wild = wild.take(torch.nonzero(wild.predicted != 1).flatten())
     test.feature[5], test.logits[5] = torch.nan, torch.nan
-    method = SalPostHoc(filter_params(gradient=gradient))
+    params = FilterParams(
+        score="sal", threshold_quantile=0.95, fdr=None, calibration="holdout", temperature=1, svd="class-conditional",
+        reference="class-conditional", n_vectors=1, gradient=gradient, labels="predicted",
+    )  # fmt: skip
+    method = SalPostHoc(params)
     method.fit(Known(head, known, wild, note=notes.append))
     row_only = gradient == "predicted-row"
     sources = [Gradients(x, x.predicted, row_only) for x in (wild, test)]
@@ -250,27 +323,8 @@ def test_sal_post_hoc_is_minus_tau_and_0_for_classes_that_the_wild_data_lack(
     assert f"{int(lacks.sum())} test samples are of classes that no wild sample is predicted as" in notes[0]
 
 
-def test_labels_are_true_predicted_or_random_by_seed_and_samples(
-    random_head: Callable[..., Head], activations: Matrix, represented: Callable[..., Representation]
-) -> None:
-    x = represented(random_head(0), activations(1, 60), torch.arange(60) % 4)
-    assert torch.equal(labeled_gradients(x, filter_params()).label, x.label)
-    assert torch.equal(unlabeled_gradients(x, filter_params(), 0, "wild").label, x.predicted)
-    drawn = [
-        unlabeled_gradients(x, filter_params("random"), seed, what).label.tolist()
-        for seed, what in ((0, "wild"), (0, "wild"), (1, "wild"), (0, "test"))
-    ]
-    assert drawn[0] == drawn[1] not in drawn[2:]
-    assert set(drawn[0]) == {0, 1, 2, 3}
-
-
-# --- a second opinion
-
-
 @pytest.mark.parametrize(("seed", "percentile"), [(0, 10.0), (1, 50.0), (2, 80.0), (3, 95.0), (4, 99.9)])
-def test_scores_are_those_of_pytorch_ood(
-    seed: int, percentile: float, random_head: Callable[..., Head], activations: Matrix, score_of: Score
-) -> None:
+def test_scores_are_those_of_pytorch_ood(seed: int, percentile: float) -> None:
     """Up to the single precision of the library, where it has the same score."""
     head, labels = random_head(10 * seed), torch.arange(60) % 4
     known, features = activations(10 * seed + 2, 60), activations(10 * seed + 3, 5)

@@ -1,15 +1,12 @@
 """Separators made of other scores: the committee, the learned one, the choice between them, and what T promises."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from helpers.quick import EXPERIMENT
+from helpers.representations import InFours
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
@@ -109,10 +106,13 @@ def test_the_learned_separator_and_the_chosen_blend_find_what_no_score_sees() ->
     }
     single = min(missed[name] for name in ("energy", "msp", "mahalanobis", "committee"))
     assert max(missed["learned"], missed[chosen]) < single - 0.1
-    new = samples(5, 300, n_ood=150)
-    found = scores_of(new, calibration)
-    outlier = learned.score(new, {name: pair[0] for name, pair in found.items()})
-    assert float((outlier[150:, None] > outlier[None, :150]).double().mean()) > 0.9
+    # as a detector, it scores new samples as its folds do on average
+    new, separator = samples(5, 300, n_ood=150), Separator(CombinedParams({"energy": Energy(), "msp": Msp()}, FILTER))
+    separator.fit(Known(HEAD, samples(1000, 200), wild, calibration=calibration))
+    score = separator.scores(new)
+    assert float((score[:150, None] > score[None, 150:]).double().mean()) > 0.9
+    assert set(separator.learned.transforms.by_name) == {"sal", "sal-T100", "energy", "msp"}
+    torch.testing.assert_close(separator.scores(new.take(torch.arange(50))), score[:50])
 
 
 def test_all_folds_are_fitted_together_as_scikit_learn_fits_each() -> None:
@@ -135,15 +135,6 @@ def test_all_folds_are_fitted_together_as_scikit_learn_fits_each() -> None:
             np.testing.assert_allclose(own @ found[k, i, :-1] + found[k, i, -1], expected, atol=1e-6)
 
 
-@dataclass(frozen=True)
-class Chunked(Representation):
-    """The same samples, seven at a time."""
-
-    def chunks(self) -> Iterator[Representation]:
-        for start in range(0, len(self), 7):
-            yield self.take(torch.arange(start, min(start + 7, len(self))))
-
-
 def test_neither_the_order_of_rows_nor_the_chunk_matters() -> None:
     n = 120
     wild, calibration = samples(0, n, n_ood=20), samples(1, 60)
@@ -154,7 +145,7 @@ def test_neither_the_order_of_rows_nor_the_chunk_matters() -> None:
     after = learn(wild.take(order), calibration, shuffled, 0)
     torch.testing.assert_close(after.wild, before.wild[order], rtol=0, atol=1e-9)
     torch.testing.assert_close(after.calibration, before.calibration, rtol=0, atol=1e-9)
-    streamed = learn(Chunked(**vars(wild)), Chunked(**vars(calibration)), scores, 0)
+    streamed = learn(InFours(**vars(wild)), InFours(**vars(calibration)), scores, 0)
     torch.testing.assert_close(streamed.wild, before.wild, rtol=0, atol=1e-9)
     again = learn(wild, calibration, scores, 0)
     assert torch.equal(again.wild, before.wild)
@@ -189,13 +180,3 @@ def test_too_few_calibration_samples_are_refused_with_what_works_instead() -> No
     for one in (separator, committee):
         one.fit(known)
     torch.testing.assert_close(separator.scores(wild), committee.scores(wild))  # a row of evaluate has to be something
-
-
-def test_the_separator_as_a_detector_scores_new_samples_as_its_folds_do_on_average() -> None:
-    wild, calibration, new = samples(0, 600, n_ood=60), samples(1, 300), samples(5, 200, n_ood=100)
-    separator = Separator(CombinedParams({"energy": Energy(), "msp": Msp()}, FILTER))
-    separator.fit(Known(HEAD, samples(1000, 200), wild, calibration=calibration))
-    score = separator.scores(new)
-    assert float((score[:100, None] > score[None, 100:]).double().mean()) > 0.9
-    assert set(separator.learned.transforms.by_name) == {"sal", "sal-T100", "energy", "msp"}
-    torch.testing.assert_close(separator.scores(new.take(torch.arange(50))), score[:50])

@@ -1,17 +1,16 @@
 """STEP: whitening, neighbours, the projection's loss and the distance to centres, each beside its definition."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from helpers.networks import shaken
+from helpers.representations import random_matrix
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from salcli.methods.step import (
     NeighbourGraph,
@@ -25,39 +24,25 @@ from salcli.methods.step import (
 from salcli.models.backbones import build_backbone
 
 SEEDS = st.integers(0, 10_000)
-Make = Callable[..., Tensor]
 
 
 def squared_distance(one: Iterable[float], other: Iterable[float]) -> float:
     return sum((x - y) ** 2 for x, y in zip(one, other, strict=True))
 
 
-# --- whitening
-
-
-@pytest.fixture(scope="session")
-def skewed(random_matrix: Make) -> Make:
-    """Points with a covariance far from the identity, away from the origin."""
-    return lambda seed, n, d: random_matrix(seed, n, d) @ random_matrix(seed + 1, d, d) + 5
-
-
 @settings(max_examples=25)
 @given(seed=SEEDS, ridge=st.just(0.0) | st.floats(0.01, 10))
-def test_distances_of_whitened_points_are_mahalanobis_distances(
-    random_matrix: Make, skewed: Make, seed: int, ridge: float
-) -> None:
-    labeled, (x, y) = skewed(seed, 30, 4), random_matrix(seed + 2, 2, 4)
+def test_distances_of_whitened_points_are_mahalanobis_distances(seed: int, ridge: float) -> None:
+    labeled = random_matrix(seed, 30, 4) @ random_matrix(seed + 1, 4, 4) + 5  # far from the identity and the origin
+    x, y = random_matrix(seed + 2, 2, 4)
     matrix = whitening(labeled, ridge)
     precision = torch.linalg.inv(labeled.T.cov() + ridge * torch.eye(4, dtype=torch.float64))
     assert float((matrix @ (x - y)).square().sum()) == pytest.approx(float((x - y) @ precision @ (x - y)))
 
 
-# --- neighbours
-
-
 @settings(max_examples=25)
 @given(seed=SEEDS, n=st.integers(2, 25), k=st.integers(1, 5))
-def test_the_graph_holds_the_nearest_others_and_their_distances(random_matrix: Make, seed: int, n: int, k: int) -> None:
+def test_the_graph_holds_the_nearest_others_and_their_distances(seed: int, n: int, k: int) -> None:
     points = random_matrix(seed, n, 3)
     graph = NeighbourGraph.of(points, k)
     for i, (index, distance) in enumerate(zip(graph.index.tolist(), graph.distance.tolist(), strict=True)):
@@ -72,13 +57,10 @@ def test_a_point_is_not_its_own_neighbour_even_among_copies_of_it() -> None:
     assert graph.distance.max() == 0
 
 
-# --- the projection
-
-
 @settings(max_examples=40)
 @given(seed=SEEDS, n=st.integers(1, 6), d=st.integers(1, 4), margin=st.floats(0, 6))
 def test_the_loss_keeps_neighbours_within_their_limit_and_others_apart(
-    random_matrix: Make, seed: int, n: int, d: int, margin: float
+    seed: int, n: int, d: int, margin: float
 ) -> None:
     anchor, neighbour, other = (random_matrix(seed + i, n, d) for i in range(3))
     limit = random_matrix(seed + 3, 1, n)[0].square()
@@ -107,12 +89,9 @@ def test_the_limit_of_a_neighbour_is_its_squared_distance_squared() -> None:
     assert costs[1] == pytest.approx((2 * 2.01) ** 2 - 16, rel=1e-4)
 
 
-# --- centres and scores
-
-
 @settings(max_examples=25)
 @given(seed=SEEDS)
-def test_scores_are_minus_distances_to_the_class_means(random_matrix: Make, seed: int) -> None:
+def test_scores_are_minus_distances_to_the_class_means(seed: int) -> None:
     """A class without samples is nobody's nearest."""
     known, points = random_matrix(seed, 12, 3), random_matrix(seed + 1, 5, 3)
     labels = torch.arange(12) % 4
@@ -122,9 +101,6 @@ def test_scores_are_minus_distances_to_the_class_means(random_matrix: Make, seed
     expected = [[*row, -math.inf] for row in expected]
     found = centre_scores(points, class_centres(known, labels, 5))
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-
-
-# --- the network
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "resnet18", "wrn-10-1", "torchvision:mobilenet_v3_small"])

@@ -1,22 +1,15 @@
 """OE, Energy-OE, WOODS and SCONE: losses, gradients and updates are those of pytorch-ood. Energy-VOS: as in WOODS."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from helpers.networks import random_images, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_ood.loss import EnergyMarginLoss, EnergyRegularizedLoss, OutlierExposureLoss
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from salcli.methods.logits import energy
-from salcli.methods.wild import ConstrainedEnergyLoss, EnergyClassifier, Woods, energy_oe_loss, energy_vos_loss, oe_loss
-from salcli.models.network import Classifier
+from salcli.methods.wild import ConstrainedEnergyLoss, energy_oe_loss, energy_vos_loss, oe_loss
 
 # The numbers of WOODS: ours, and what the library calls them.
 CONSTRAINTS = {
@@ -27,19 +20,13 @@ CONSTRAINTS = {
     "tolerance": 0.05,
 }
 THEIR_NAMES = ("false_alarm_cutoff", "ce_tol", "lr_lam", "penalty_mult", "constraint_tol")
-Batch = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
-@pytest.fixture(scope="session")
-def batch() -> Batch:
+def batch(seed: int, n: int, m: int = 3, k: int = 4) -> tuple[Tensor, Tensor, Tensor]:
     """ID logits, labels, wild logits."""
-
-    def make(seed: int, n: int, m: int = 3, k: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        id_logits, wild_logits = (3 * torch.randn(size, k, generator=generator) for size in (n, m))
-        return id_logits, torch.randint(0, k, (n,), generator=generator), wild_logits
-
-    return make
+    generator = torch.Generator().manual_seed(seed)
+    id_logits, wild_logits = (3 * torch.randn(size, k, generator=generator) for size in (n, m))
+    return id_logits, torch.randint(0, k, (n,), generator=generator), wild_logits
 
 
 def as_the_library_takes_them(id_logits: Tensor, labels: Tensor, wild_logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,9 +48,7 @@ def assert_same_loss_and_gradients(ours: Tensor, theirs: Tensor, of: list[Tensor
     weight=st.floats(0.01, 2),
     margins=st.tuples(st.floats(-9, 1), st.floats(-9, 1)),
 )
-def test_oe_and_energy_oe(
-    batch: Batch, seed: int, sizes: tuple[int, int], weight: float, margins: tuple[float, float]
-) -> None:
+def test_oe_and_energy_oe(seed: int, sizes: tuple[int, int], weight: float, margins: tuple[float, float]) -> None:
     id_logits, labels, wild_logits = batch(seed, *sizes)
     of = [id_logits.requires_grad_(), wild_logits.requires_grad_()]
     together = as_the_library_takes_them(id_logits, labels, wild_logits)
@@ -75,9 +60,7 @@ def test_oe_and_energy_oe(
 
 
 @given(seed=st.integers(0, 50), n=st.integers(1, 9), weight=st.floats(0.01, 9))
-def test_energy_vos_is_a_logistic_regression_of_id_against_wild_on_the_energy(
-    batch: Batch, seed: int, n: int, weight: float
-) -> None:
+def test_energy_vos_is_a_logistic_regression_of_id_against_wild_on_the_energy(seed: int, n: int, weight: float) -> None:
     id_logits, labels, wild_logits = batch(seed, n, n)
     line = nn.Linear(1, 1)
     of = [id_logits.requires_grad_(), wild_logits.requires_grad_(), *line.parameters()]
@@ -90,7 +73,7 @@ def test_energy_vos_is_a_logistic_regression_of_id_against_wild_on_the_energy(
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 50), margin=st.floats(-3, 1), bias=st.floats(-1, 4), loss_before=st.floats(0.01, 3))
-def test_woods_and_scone_over_epochs(batch: Batch, seed: int, margin: float, bias: float, loss_before: float) -> None:
+def test_woods_and_scone_over_epochs(seed: int, margin: float, bias: float, loss_before: float) -> None:
     id_logits, labels, wild_logits = batch(seed, 9, 7)
     line = nn.Linear(1, 1)
     nn.init.constant_(line.weight, -0.8)
@@ -112,13 +95,3 @@ def test_woods_and_scone_over_epochs(batch: Batch, seed: int, margin: float, bia
         alarms = float(torch.sigmoid(-0.8 * all_id.logsumexp(1) + bias).mean())
         excess = max(alarms - 0.05, float(cross_entropy(all_id, all_labels)) - 2 * loss_before)
         assert (reached.false_alarms, reached.excess) == pytest.approx((alarms, excess), rel=1e-4, abs=1e-6)
-
-
-def test_woods_calls_ood_what_has_a_lower_energy_than_its_threshold() -> None:
-    """Of the start: the logits are those of the ID classifier."""
-    classifier = Classifier(spec("small-cnn", n_classes=3, channels=1)).eval()
-    network, images = EnergyClassifier.on_top_of(classifier, threshold=1.5).eval(), random_images(6, 1, 8, 8)
-    with torch.no_grad():
-        logits = network(images)
-        torch.testing.assert_close(logits, classifier(images))
-    torch.testing.assert_close(Woods().score(network, [logits]), energy(logits) - 1.5)

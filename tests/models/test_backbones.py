@@ -1,62 +1,35 @@
-"""Backbones have the published shapes and names, compute what they should, and refuse what they cannot be."""
-
-from collections.abc import Callable
+"""Backbones have the published shapes and names, classifiers a linear head; what they cannot be is refused."""
 
 import pytest
 import torch
-from helpers.networks import shaken, spec
+from helpers.networks import random_images, shaken, spec
 from torch import Tensor, nn
 from torch.nn import functional
 
 from salcli.errors import ModelError, UnknownNameError
-from salcli.models.backbones import BasicBlock, WideBlock, build_backbone, check_backbone_name
-from salcli.models.network import Classifier
-
-
-def without_memory(name: str) -> Classifier:
-    """A network for ten classes on the meta device: shapes alone, so that large networks cost nothing."""
-    with torch.device("meta"):
-        return Classifier(spec(name))
-
-
-# --- published facts
+from salcli.models.backbones import BasicBlock, WideBlock, build_backbone
+from salcli.models.network import Classifier, OodClassifier
 
 
 @pytest.mark.parametrize(
-    ("name", "n_parameters", "n_features"),
+    ("name", "n_parameters", "n_features", "layers"),
     [
-        ("wrn-40-2", 2_243_546, 128),
-        ("wrn-28-10", 36_479_194, 640),
-        ("resnet18", 11_173_962, 512),
-        ("resnet34", 21_282_122, 512),
-        ("torchvision:resnet50", 23_528_522, 2048),
+        ("wrn-40-2", 2_243_546, 128, "block1.layer.0.convShortcut.weight block3.layer.5.conv1.weight bn1.bias"),
+        ("wrn-28-10", 36_479_194, 640, ""),
+        ("resnet18", 11_173_962, 512, "layer2.0.shortcut.1.running_mean layer4.1.bn2.weight"),
+        ("resnet34", 21_282_122, 512, ""),
+        ("torchvision:resnet50", 23_528_522, 2048, ""),
     ],
 )
-def test_networks_for_ten_classes_have_the_published_size(name: str, n_parameters: int, n_features: int) -> None:
-    network = without_memory(name)
+def test_networks_have_the_published_size_and_names_of_layers(
+    name: str, n_parameters: int, n_features: int, layers: str
+) -> None:
+    """For ten classes, on the meta device: shapes alone, so that large networks cost nothing."""
+    with torch.device("meta"):
+        network = Classifier(spec(name))
     assert sum(parameter.numel() for parameter in network.parameters()) == n_parameters
     assert network.n_features == network.backbone.n_features == n_features
-
-
-NAMES: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
-    "wrn-40-2": ((1 + 36 + 3) + 5 * (36 + 1), {  # stem, 18 blocks of two, shortcuts; norms before each, and at the end
-        "conv1.weight": (16, 3, 3, 3), "block1.layer.0.convShortcut.weight": (32, 16, 1, 1),
-        "block3.layer.5.conv1.weight": (128, 128, 3, 3), "bn1.bias": (128,),
-    }),
-    "resnet18": (6 * (1 + 16 + 3), {  # stem, 8 blocks of two, shortcuts; a norm after each
-        "conv1.weight": (64, 3, 3, 3), "layer2.0.shortcut.1.running_mean": (128,), "layer4.1.bn2.weight": (512,),
-    }),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_layers_are_named_and_shaped_as_in_published_state_dicts(name: str) -> None:
-    (n_tensors, shapes), weights = NAMES[name], without_memory(name).backbone.state_dict()
-    assert {key: tuple(weights[key].shape) for key in shapes} == shapes
-    assert len(weights) == n_tensors
-
-
-# --- blocks, written out
+    assert {*layers.split()} <= network.backbone.state_dict().keys()
 
 
 def norm(maps: Tensor, layer: nn.Module) -> Tensor:
@@ -89,9 +62,6 @@ def test_blocks_are_what_their_papers_draw(n_in: int, n_out: int, stride: int) -
     torch.testing.assert_close(block(maps), (second + around).clamp(min=0))
 
 
-# --- torchvision
-
-
 FAMILIES = {
     "alexnet": ("classifier.6", 4096), "densenet121": ("classifier", 1024), "efficientnet_b0": ("classifier.1", 1280),
     "googlenet": ("fc", 1024), "inception_v3": ("fc", 2048), "maxvit_t": ("classifier.5", 512), "swin_t": ("head", 768),
@@ -112,29 +82,62 @@ def test_every_family_of_torchvision_gives_up_its_head(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "channels", "message"),
     [
-        ("squeezenet1_1", 3, r"squeezenet1_1 does not end in a linear layer.*; use .* torchvision:resnet50$"),
-        ("resnet18", 4, r"torchvision:resnet18 takes images with 1 or 3 channels, got 4"),
-        ("resnet5", 3, r"^no torchvision classifier is called resnet5 \(did you mean resnet50\?\)"),
-        ("alexnet", 3, r"^torchvision:alexnet cannot take images of 32×32 \(.+\); use another"),
+        (
+            "torchvision:squeezenet1_1",
+            3,
+            r"squeezenet1_1 does not end in a linear layer.*; use .* torchvision:resnet50$",
+        ),
+        ("torchvision:resnet18", 4, r"torchvision:resnet18 takes images with 1 or 3 channels, got 4"),
+        ("torchvision:resnet5", 3, r"^no torchvision classifier is called resnet5 \(did you mean resnet50\?\)"),
+        ("torchvision:alexnet", 3, r"^torchvision:alexnet cannot take images of 32×32 \(.+\); use another"),
+        ("small-cn", 3, r"^no backbone is called small-cn \(did you mean small-cnn\?\); known: linear, "),
+        ("wrn-41-2", 3, r"depth must be 6n \+ 4 with n of at least 1, got 41; use wrn-40-2$"),
+        ("wrn-40-0", 3, r"width must be at least 1, got 0; use wrn-40-1 or a wider one$"),
     ],
 )
-def test_a_torchvision_model_that_is_of_no_use_is_refused(name: str, channels: int, message: str) -> None:
+def test_a_backbone_that_is_of_no_use_is_refused(name: str, channels: int, message: str) -> None:
     with torch.device("meta"), pytest.raises((ModelError, UnknownNameError), match=message):
-        build_backbone(f"torchvision:{name}", channels).eval()(torch.empty(2, channels, 32, 32))
+        build_backbone(name, channels).eval()(torch.empty(2, channels, 32, 32))
 
 
-# --- names
+def outputs(network: Classifier, images: Tensor) -> tuple[Tensor, ...]:
+    """Class logits, and the OOD logit of a network that has one."""
+    result = network(images)
+    return (result,) if isinstance(result, Tensor) else result
 
 
-BAD_NAMES = [
-    ("small-cn", UnknownNameError, r"^no backbone is called small-cn \(did you mean small-cnn\?\); known: linear, "),
-    ("wrn-41-2", ModelError, r"depth must be 6n \+ 4 with n of at least 1, got 41; use wrn-40-2$"),
-    ("wrn-40-0", ModelError, r"width must be at least 1, got 0; use wrn-40-1 or a wider one$"),
-]
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("small-cnn", (1, 8, 8)),
+        ("mlp", (2,)),
+        ("linear", (40,)),
+        ("resnet18", (3, 16, 16)),
+        ("wrn-10-2", (3, 32, 32)),
+        ("torchvision:mobilenet_v3_small", (1, 32, 32)),
+    ],
+)
+@pytest.mark.parametrize("kind", [Classifier, OodClassifier])
+def test_the_head_is_linear_in_the_features(name: str, shape: tuple[int, ...], kind: type[Classifier]) -> None:
+    torch.manual_seed(0)
+    network = kind(spec(name, 5, shape[0])).eval()
+    images = random_images(3, *shape)
+    features = network.features(images)
+    assert features.shape == (3, network.n_features)
+    logits, *further = outputs(network, images)
+    assert torch.equal(network.head(features), logits)
+    assert logits.shape == (3, 5)
+    assert [output.shape for output in further] == ([(3,)] if kind is OodClassifier else [])
+    outputs(network.train(), images)[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in network.head.parameters())
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in network.parameters() if p.ndim == 4)
 
 
-@pytest.mark.parametrize("check", [check_backbone_name, lambda name: build_backbone(name, 3)])
-@pytest.mark.parametrize(("name", "error", "message"), BAD_NAMES)
-def test_a_bad_name_is_refused(name: str, error: type[Exception], message: str, check: Callable[[str], object]) -> None:
-    with pytest.raises(error, match=message):
-        check(name)
+def test_dropout_is_random_in_training_and_absent_afterwards_as_in_an_ood_classifier_on_top() -> None:
+    torch.manual_seed(0)
+    images = random_images(4, 3, 8, 8)
+    network = Classifier(spec("wrn-10-1", drop_rate=0.3))
+    assert not torch.equal(network(images), network(images))
+    network.eval()
+    assert torch.equal(network(images), network(images))
+    assert torch.equal(OodClassifier.on_top_of(network).eval()(images)[0], network(images))

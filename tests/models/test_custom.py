@@ -1,22 +1,23 @@
-"""Custom and timm networks: imported, hooked, fingerprinted, and refused with a reason."""
+"""Custom and timm networks: imported, hooked, fingerprinted, planned, stored, checked, and refused with a reason."""
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from helpers.cli import init
+from helpers.custom_images import NETWORK, lay_out, options
 from helpers.custom_networks import SHAPE, fresh_imports, write_networks
 
 from salcli.errors import ModelError
-from salcli.models.custom import (
-    code_fingerprint,
-    find_head,
-    folder_of,
-    import_object,
-)
-from salcli.models.network import Classifier, NetworkSpec, check_custom_head
+from salcli.models.custom import code_fingerprint, find_head, folder_of, import_object
+from salcli.models.network import Classifier, NetworkSpec, OodClassifier, check_custom_head
 from salcli.models.weights import load_weights
+from salcli.pipeline.train_id import class_check
+from salcli.store.files import Found
+from salcli.store.formats import read_network, write_network
 
 
 @pytest.fixture(autouse=True)
@@ -34,35 +35,20 @@ def spec(name: str, head: str, n_classes: int = 3) -> NetworkSpec:
     return NetworkSpec(name, n_classes, (0.0,), (1.0,), head=head)
 
 
-# --- the network and its head
-
-
-def test_features_and_logits_are_those_of_the_network_itself(code: Path) -> None:
-    head = find_head("nets:Net", None, 3, SHAPE)
-    assert head == "out"
-    network = Classifier(spec("nets:Net", head)).eval()
-    theirs = sys.modules["nets"].Net(3).eval()
-    path = code / "net.pt"
-    torch.save(theirs.state_dict(), path)
-    assert load_weights(network, path).head_was_loaded
-    seen: list[torch.Tensor] = []
-    theirs.out.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    images = torch.randint(0, 256, (5, *SHAPE), dtype=torch.uint8)
-    expected = theirs(images / 255)
-    features, logits = network.features_and_logits(images)
-    torch.testing.assert_close(logits, expected)
-    torch.testing.assert_close(features, seen[0])
-
-
-def test_what_comes_after_the_head_does_not_matter(code: Path) -> None:
-    assert find_head("odd_ones:Softmaxed", None, 3, SHAPE) == "last"
-    network = Classifier(spec("odd_ones:Softmaxed", "last")).eval()
-    theirs = sys.modules["odd_ones"].Softmaxed()
+@pytest.mark.parametrize(("name", "arguments", "head"), [("nets:Net", [3], "out"), ("odd_ones:Softmaxed", [], "last")])
+def test_features_and_logits_are_what_goes_into_and_comes_out_of_the_networks_own_head(
+    code: Path, name: str, arguments: list[int], head: str
+) -> None:
+    """What comes after the head does not matter."""
+    assert find_head(name, None, 3, SHAPE) == head
+    network, theirs = Classifier(spec(name, head)).eval(), import_object(name, "network")(*arguments).eval()
     torch.save({"model": theirs.state_dict()}, code / "net.pt")
-    load_weights(network, code / "net.pt")
+    assert load_weights(network, code / "net.pt").head_was_loaded
+    seen: list[torch.Tensor] = []
+    theirs.get_submodule(head).register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
     images = torch.randint(0, 256, (5, *SHAPE), dtype=torch.uint8)
-    torch.testing.assert_close(network(images).log_softmax(1), theirs(images / 255)["logits"])
-    assert network.head.bias.tolist() == [0, 0, 0]  # theirs has none
+    theirs(images / 255)
+    torch.testing.assert_close(network.features_and_logits(images), tuple(seen))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +59,7 @@ def test_what_comes_after_the_head_does_not_matter(code: Path) -> None:
         ("PerPixel", "point", "point of odd_ones:PerPixel gets (2, 1, 8, 8) for 2 images, not one vector"),
         ("Colour", None, "cannot take images of 1 × 8 × 8 (channels, height, width): RuntimeError: "),
         ("broken", None, "odd_ones:broken() fails: OSError: no such luck (odd_ones.py, line "),
+        ("timm:resnet_18", None, "timm has no model resnet_18 (did you mean resnet18"),
     ],
 )
 def test_a_network_that_cannot_be_used_says_why(code: Path, name: str, head: str | None, reason: str) -> None:
@@ -96,15 +83,13 @@ def test_a_head_for_other_classes_cannot_be_used_without_training(code: Path) ->
         check_custom_head(Classifier(spec("odd_ones:five", "3", n_classes=2)))
 
 
-def test_timm_is_built_by_name() -> None:
-    pytest.importorskip("timm")
-    assert find_head("timm:resnet10t", None, 3, (1, 32, 32)) == "fc"
-    assert Classifier(spec("timm:resnet10t", "fc")).eval()(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
-    with pytest.raises(ModelError, match=r"timm has no model resnet_18 \(did you mean resnet18"):
-        find_head("timm:resnet_18", None, 3, SHAPE)
-
-
-# --- importing and fingerprinting code
+def test_networks_that_share_weights_are_stored_and_read_again(code: Path) -> None:
+    network = OodClassifier(spec("odd_ones:tied", "4", n_classes=2)).eval()
+    write_network(code / "net.safetensors", network, {})
+    images = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8)
+    again = read_network(Found(code / "net.safetensors"), OodClassifier)
+    for one, other in zip(network(images), again(images), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_message_names_what_was_to_be_imported(code: Path) -> None:
@@ -143,3 +128,42 @@ def test_the_fingerprint_sees_what_the_module_imports_beside_it_and_runs_nothing
     assert unseen == {"unrelated.py"}
     assert "mypkg" not in sys.modules
     assert code_fingerprint("small-cnn", tmp_path) == code_fingerprint("timm:resnet18", tmp_path) == ""
+
+
+@pytest.fixture
+def here(code: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with networks and photos."""
+    lay_out(code)
+    monkeypatch.chdir(code)
+    return code
+
+
+def test_another_order_of_classes_is_found() -> None:
+    labels = torch.arange(3).repeat(20)
+    right = class_check(labels, labels, ("a", "b", "c"))
+    assert (right.accuracy, right.has_other_order, right.is_near_chance) == (1, False, False)
+    turned = class_check((labels + 1) % 3, labels, ("a", "b", "c"))  # output 1 means a, 2 means b, 0 means c
+    assert (turned.accuracy, turned.best_accuracy, turned.best_order) == (0, 1, ("c", "a", "b"))
+    assert turned.has_other_order
+    guess = class_check(torch.zeros(60, dtype=torch.int64), labels, ("a", "b", "c"))
+    assert (guess.is_near_chance, guess.has_other_order) == (True, False)
+
+
+def test_init_finds_head_code_and_whether_it_is_trained(here: Path) -> None:
+    sys.path.remove(str(here))
+    namespace: dict[str, Any] = {}
+    exec(NETWORK, namespace)
+    torch.save(namespace["Net"](num_classes=2).state_dict(), "net.pt")
+    network = ["--model", "nets:Net", "--weights", "net.pt", "--mean", "0.5", "--std", "1"]
+    shown, params = init(Path("d"), *options(here / "photos"), *network)
+    assert "nets:Net, head out" in shown
+    assert "guess" not in shown
+    assert (params.model.backbone, params.model.head, params.model.code) == ("nets:Net", "out", str(here))
+    assert (params.train_id.epochs, params.model.weights) == (0, str(here / "net.pt"))
+    assert (params.model.mean, params.model.std) == ((0.5,), (1.0,))
+
+
+def test_a_network_for_colour_gets_gray_images_in_colour(here: Path) -> None:
+    shown, params = init(Path("d"), *options(here / "photos"), "--model", "odd_ones:Colour")
+    assert "8 × 8, 3 channels" in shown
+    assert params.data.channels == 3

@@ -69,9 +69,6 @@ def target() -> Any:
     return network(seed=2)
 
 
-# --- what is loaded
-
-
 WRAPPINGS: dict[str, Callable[[State], object]] = {
     "bare": lambda state: state,
     "ordered": OrderedDict,
@@ -132,9 +129,6 @@ def test_counters_and_head_may_be_missing_and_an_average_is_read(source: Any, ta
     report = load_weights(target, stored(averaged.state_dict(), tmp_path / "average.pt"))
     assert report.ignored == ("n_averaged",)
     assert same_outputs(target, source)
-
-
-# --- what is refused
 
 
 def test_a_state_dict_of_another_network_is_refused_with_what_differs(tmp_path: Path) -> None:

@@ -1,23 +1,21 @@
 """Custom data: what is found, what is planned, and what is refused before anything is written."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.custom_images import NETWORK, lay_out, picture, save
+from helpers.custom_images import lay_out, picture, save
 
-from salcli.data.splits import split_id
 from salcli.data.vectors import ANY
-from salcli.errors import DataError, ModelError, SalError
+from salcli.errors import DataError, SalError
 from salcli.params.presets import preset
 from salcli.params.schema import Params, load_params
 from salcli.progress import Silent
 from salcli.project.init import create
 from salcli.project.networks import NetworkOptions
-from salcli.project.planning import Plan, check_enough, plan_project
+from salcli.project.planning import Plan, plan_project
 
 
 def planned(folder: Path, photos: Path, **changes: Any) -> Plan:
@@ -51,9 +49,6 @@ def photos(tmp_path: Path) -> Path:
     return lay_out(tmp_path)
 
 
-# --- what is found and planned
-
-
 def test_two_folders_make_a_project(photos: Path, tmp_path: Path) -> None:
     plan = planned(tmp_path / "d", photos, test_paths=[photos / "known-odd"])
     assert [(one.name, len(one.source)) for one in plan.data.sets] == [
@@ -67,6 +62,7 @@ def test_two_folders_make_a_project(photos: Path, tmp_path: Path) -> None:
     assert (data.image_size, data.channels, data.on_bad_image) == (8, 1, "skip")
     assert data.id_shares.model_dump() == {"train": 0.6, "calibration": 0.2, "wild": 0, "test": 0.2}
     assert (params.rivals, params.seeds, params.model.backbone) == ((), (0,), "small-cnn")
+    assert (params.incumbent, params.detector.method) == ("sal-auto", "auto")
 
 
 def test_what_the_user_sets_overrides_the_plan_and_is_shown(tmp_path: Path) -> None:
@@ -115,25 +111,6 @@ def test_bad_files_and_copies_are_named_and_left_out(photos: Path, tmp_path: Pat
     assert len(around.without_copies(around.wild)) == 32 + 0
 
 
-NAMES = ["with space", "quo\"te's", "ünï ☃", "new\nline", "$(touch x)", "[red]", os.fsdecode(b"no\xfftext")]
-
-
-def test_names_are_only_names(tmp_path: Path) -> None:
-    photos, rng = lay_out(tmp_path, n_labeled=0), np.random.default_rng(1)
-    for name in NAMES:
-        for i in range(6):
-            save(photos / "labeled" / name / f"{name} {i}.png", picture("a", rng))
-        save(photos / "unlabeled" / name / f"{name}.png", picture("odd", rng))
-    (photos / "labeled" / NAMES[3] / f"bad {NAMES[3]}.png").write_bytes(b"")
-    (photos / "unlabeled").rename(photos / NAMES[1])
-    params = params_of(tmp_path / "d", photos, wild_paths=[photos / NAMES[1]])
-    assert params.data.custom["quo-te-s"] == str(photos / NAMES[1])
-    assert not Path("x").exists()
-
-
-# --- what is refused
-
-
 def test_data_that_cannot_work_are_refused(tmp_path: Path) -> None:
     for i, (pattern, n_left, reason) in enumerate([
         ("labeled/b/*.png", 2, "every class needs at least 4 readable images, some each for training, cal"),
@@ -159,42 +136,3 @@ def test_folders_inside_each_other_are_refused(photos: Path, tmp_path: Path) -> 
     (photos / "unlabeled").rename(photos / "labeled" / "unlabeled")
     message = denied(tmp_path / "d", photos, wild_paths=[photos / "labeled" / "unlabeled"])
     assert "where every folder is a class" in message
-
-
-# --- the network
-
-
-def test_a_custom_network_is_tried_and_written_down(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "net_of_custom_data.py").write_text(NETWORK)  # a name that no other test has imported
-    code = "net_of_custom_data:Net"
-    params = params_of(tmp_path / "d", photos, options=NetworkOptions(code, mean=[0.5], std=[0.25]))
-    assert (params.model.backbone, params.model.head, params.model.code) == (code, "out", ".")
-    assert (params.model.mean, params.model.std, params.data.channels) == ((0.5,), (0.25,), 1)
-    assert params.train_id.epochs > 0
-    with pytest.raises(ModelError):  # it takes images of 8 × 8
-        planned(tmp_path / "d", photos, options=NetworkOptions(code), assigned={"data.image_size": 16})
-
-
-# --- the rules of the plan
-
-
-def accepts(check: Callable[..., object], *arguments: object) -> bool:
-    try:
-        check(*arguments)
-    except DataError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("test", [0.2, "official"])
-@pytest.mark.parametrize("calibration", [0.1, 0.2])
-def test_enough_images_are_what_the_split_itself_takes(test: float | str, calibration: float) -> None:
-    train = round(1 - calibration - (0 if test == "official" else 0.2), 2)
-    shares: dict[str, float | str] = {"train": train, "calibration": calibration, "wild": 0, "test": test}
-    for n in range(1, 25):
-        dealt = np.array([0] * n + [1] * 30)
-        labels, is_test = dealt, None
-        if test == "official":
-            labels, is_test = np.concatenate([dealt, [0, 1]]), np.arange(n + 32) >= n + 30
-        assert accepts(check_enough, ("a", "b"), dealt, shares) == accepts(split_id, labels, shares, 0, is_test), n

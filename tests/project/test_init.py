@@ -1,4 +1,4 @@
-"""A project folder: everything is created, or nothing is."""
+"""A project folder: everything is created, or nothing is; and the work that it will be, counted again by hand."""
 
 import re
 import subprocess
@@ -12,9 +12,11 @@ from helpers.cli import files
 from helpers.quick import REPOSITORY
 
 from salcli.errors import ParamsError, ProjectError, SalError
-from salcli.params.presets import preset, text
-from salcli.params.schema import load_params
-from salcli.project.init import HERE, create
+from salcli.params.presets import preset, resolved, text
+from salcli.params.reading import read_yaml
+from salcli.project import cost
+from salcli.project.cost import estimated_images
+from salcli.project.init import create
 
 PLAIN = {"params.yaml", "dvc.yaml", ".gitignore", "README.md"}
 OF_DVC = {".dvcignore", ".dvc/config", *(f".dvc/plots/{name}.json" for name in ("roc", "scores", "training"))}
@@ -48,9 +50,6 @@ def repository(tmp_path: Path) -> Path:
     """An empty git repository."""
     run("git", "init", "-q", cwd=tmp_path)
     return tmp_path
-
-
-# --- what is created
 
 
 @pytest.mark.slow
@@ -112,34 +111,11 @@ def test_a_preset_of_the_paper_says_which_data_it_needs(tmp_path: Path) -> None:
     assert (tmp_path / "params.yaml").read_text() == text(preset("resnet18"))
 
 
-def test_values_are_set_comments_stay_and_parents_are_created(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b c"
-    project = create(folder, DEFAULT, {"seeds": [5], "filter.n_vectors": 3}, dvc=False)
-    assert created(folder) == PLAIN
-    assert project.next_commands == ["dvc init --no-scm", "dvc repro"]
-    params, _ = load_params(folder / "params.yaml")
-    assert (params.seeds, params.filter.n_vectors) == ((5,), 3)
-    assert "  n_vectors: 3              # singular vectors to project on\n" in (folder / "params.yaml").read_text()
-
-
-def test_the_repository_has_the_files_that_init_writes() -> None:
-    plots = {f".dvc/plots/{name}.json": f"templates/plots/{name}.json" for name in ("roc", "scores", "training")}
-    for name, target in {"params.yaml": "../params/params.yaml", "dvc.yaml": "pipeline.yaml", **plots}.items():
-        assert (REPOSITORY / name).resolve() == Path(str(HERE), target).resolve()
-    # DVC reads them in git revisions, where it does not follow links
-    assert not any((REPOSITORY / name).is_symlink() for name in ("params.yaml", "dvc.yaml"))
-
-
 def test_a_workflow_is_written_at_the_top_of_a_repository_only(repository: Path) -> None:
-    below = refused(ProjectError, repository / "below", ci="github", dvc=False)
-    assert (
-        below == f"--ci github: GitHub reads workflows at the top of a repository, and {repository / 'below'} is below"
-    )
+    below = repository / "below"
+    assert f"at the top of a repository, and {below} is below" in refused(ProjectError, below, ci="github", dvc=False)
     create(repository, DEFAULT, ci="github", dvc=False)
     assert created(repository) == PLAIN | {".github/workflows/salcli.yml"}
-
-
-# --- what is refused, and leaves nothing behind
 
 
 def test_existing_files_are_kept_and_force_overwrites_only_params_and_pipeline(tmp_path: Path) -> None:
@@ -164,3 +140,27 @@ def test_what_dvc_refuses_is_reported_and_undone(repository: Path) -> None:
     assert "--no-dvc" in message
     assert created(repository) == {".gitignore"}
     assert not (repository / "data").exists()
+
+
+def params_of(name: str, **values: Any) -> dict[str, Any]:
+    return resolved(preset(name), {key.replace("__", "."): value for key, value in values.items()})
+
+
+def test_work_is_counted_as_by_hand() -> None:
+    """near-cifar100: 22,500 training images; the wild set is limited by its 25,000 ID images; SAL and WOODS."""
+    train_id, train_ood = 22_500 * 100, 2 * (2 * 22_500 * 100)
+    passes = 22_500 + 2_500 + round(25_000 / 0.9) + 3 * (10_000 + 10_000)
+    one = estimated_images(params_of("near-cifar100", variants=["sal"]))
+    assert one == train_id + train_ood + passes
+    two = estimated_images(params_of("near-cifar100", variants=["sal", "sal-2"]))
+    assert two - one == 2 * 22_500 * 100 + 20_000, "one more training, and one pass over the test images"
+    shares = [0.05, 0.1, 0.5]
+    apart = [estimated_images(params_of("near-cifar100", data__pi=[pi])) for pi in shares]
+    saved = sum(apart) - estimated_images(params_of("near-cifar100", data__pi=shares))
+    assert saved == pytest.approx(2 * (22_500 * 100 + 25_000), abs=2), "the ID classifier is trained once"
+
+
+def test_stages_are_counted_as_dvc_does(tmp_path: Path) -> None:
+    create(tmp_path, preset("default"), {"seeds": [0, 1, 2], "data.test_ood": ["textures"], "rivals": ["oe"]})
+    listed = dvc("stage", "list", "--name-only", cwd=tmp_path).split()
+    assert cost.n_processes(read_yaml(tmp_path / "params.yaml")) == len(listed)

@@ -1,7 +1,5 @@
 """The report: what it shows is what the files say, it needs nothing but itself, and no name in it is markup."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
@@ -97,16 +95,6 @@ def outline(page: str) -> Outline:
     return Outline(page)
 
 
-@pytest.fixture
-def workspace(evaluated: Path, tmp_path: Path) -> Workspace:
-    """A copy, free to be changed."""
-    shutil.copytree(evaluated, tmp_path / "workspace")
-    return Workspace(tmp_path / "workspace")
-
-
-# --- it shows what the files say
-
-
 def test_the_gallery_is_the_candidates_by_score(evaluated: Path, outline: Outline) -> None:
     candidates = read_candidates(Found(evaluated / EXPERIMENT.candidates.path))
     shown = [int(item["data-index"] or "") for item in outline.all("li") if "data-predicted" in item]
@@ -145,9 +133,6 @@ def test_every_method_and_section_is_there(evaluated: Path, outline: Outline) ->
     assert all(len(str(own["aria-label"])) > 30 for own in outline.all("div", role="img"))
 
 
-# --- it needs nothing but itself
-
-
 def test_nothing_is_loaded_from_anywhere(page: str, outline: Outline) -> None:
     assert not outline.all("link")
     assert all(str(own["src"]).startswith("data:image/") for own in outline.all("img"))
@@ -161,9 +146,6 @@ def test_nothing_is_loaded_from_anywhere(page: str, outline: Outline) -> None:
     digest = base64.b64encode(hashlib.sha256(script.group(1).encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in str(policy["content"])
     assert str(policy["content"]).startswith("default-src 'none'")
-
-
-# --- no name is markup, nothing private is told
 
 
 def test_names_from_the_data_are_text_and_nothing_private_is_told(
@@ -195,23 +177,19 @@ def test_names_from_the_data_are_text_and_nothing_private_is_told(
     assert os.uname().nodename not in dict(report.facts)["machine of the report"]
 
 
-# --- what is not there, and what is too much
-
-
-def test_what_is_missing_is_left_out_with_a_word_on_how_to_make_it(workspace: Workspace) -> None:
+def test_what_is_missing_is_left_out_with_a_word_on_how_to_make_it(evaluated: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(evaluated, tmp_path / "copy")
     for pattern in ("*.csv", "scores.h5", "metrics.json", "theory.json"):
-        for path in (workspace.root / "runs").rglob(pattern):
+        for path in (root / "runs").rglob(pattern):
             path.unlink()
-    outline = Outline(render(collected(workspace.root)))
+    outline = Outline(render(collected(root)))
     for sentence in ("make one with salcli evaluate", EXPERIMENT.theory("json").made_by, "no training curve"):
         assert sentence in outline.words
     assert len(outline.all("div", role="img")) == 1  # τ
-    (workspace.root / EXPERIMENT.candidates.path).unlink()
+    (root / EXPERIMENT.candidates.path).unlink()
     with pytest.raises(MissingArtifactError, match=f"make it with: {EXPERIMENT.candidates.made_by}"):
-        collected(workspace.root)
+        collected(root)
 
-
-# --- in a real browser
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # what a reader does; what is seen goes into the title

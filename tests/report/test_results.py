@@ -1,9 +1,7 @@
-"""The results table: numbers are those of numpy, the best are bold, each π is a table, and everything fits."""
+"""Tables: numbers are those of numpy, the best are bold, each π is a table, everything fits and is safe to print."""
 
-from __future__ import annotations
-
-import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -17,18 +15,19 @@ import pytest
 from helpers.cli import shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
-from rich.console import Console
 
-from salcli.errors import MissingArtifactError, ParamsError
+from salcli.errors import MissingArtifactError, ParamsError, as_text, printable
+from salcli.params.presets import default_params
+from salcli.params.schema import validated
+from salcli.pipeline.filter import Filtered, IdFit
 from salcli.progress import Silent
 from salcli.report.bootstrap import has_scores, with_scores
 from salcli.report.results import (
     LOWER_IS_BETTER,
     METRICS,
-    EvaluationKey,
     Results,
-    asked_for,
     groups_of,
     over_seeds,
     results_frame,
@@ -37,9 +36,12 @@ from salcli.report.results import (
     sweep_grid,
     sweep_points,
 )
+from salcli.report.stage_tables import filter_view, two_histograms
 from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE, fpr_at_tpr, ood_metrics
+from salcli.sal.tau import SeparationErrors
 from salcli.store.files import Found, read_arrays, write_arrays
-from salcli.store.layout import TEST_SCORES
+from salcli.store.formats import Candidates
+from salcli.store.layout import TEST_SCORES, Experiment
 
 Values = NDArray[np.floating]  # set × seed × method × metric, between 0 and 1
 COUNTS = ("n_id_train", "n_calibration", "n_wild", "n_candidates")
@@ -76,9 +78,6 @@ def values() -> Values:
 
 def markdown(folder: Path) -> str:
     return "\n".join(grid.markdown() for grid in results_grids(Results.from_folder(folder)))
-
-
-# --- the numbers
 
 
 def test_means_and_deviations_are_those_of_numpy_and_the_best_average_comes_first(
@@ -148,16 +147,8 @@ def test_a_group_is_the_mean_of_its_sets_and_sections_can_be_sorted_by_a_column(
         assert own == sorted(own, reverse=True)
     text = shown(results_view(results))
     assert "both: over far, near_one); best in bold; each section sorted by AUROC." in " ".join(text.split())
-    for groups, message in (
-        ({"near": ["near-one"]}, r"data.groups: no set .* is called near-one \(did you mean near_one\?\)"),
-        ({"near": "far"}, r"near must be a list, got 'far' \(did you mean \[far\]\?\)"),
-        ({"average": ["far"]}, "average is taken"),
-    ):
-        with pytest.raises(ParamsError, match=message):
-            groups_of({"data": {**data, "groups": groups}})
-
-
-# --- from stored scores
+    with pytest.raises(ParamsError, match=r"data.groups: no set .* is called near-one \(did you mean near_one\?\)"):
+        groups_of({"data": {**data, "groups": {"near": ["near-one"]}}})
 
 
 def write_scores(root: Path, shifts: dict[str, float], ood: str = "far", n: int = 300, seeds: int = 2) -> Path:
@@ -170,8 +161,8 @@ def write_scores(root: Path, shifts: dict[str, float], ood: str = "far", n: int 
             name: {"label": name.upper(), **vars(ood_metrics(*own)), "id_accuracy": 1} for name, own in scores.items()
         }
         write_json(path, {**rows, "samples": {"id_test": n, "ood_test": n}})
-        arrays = {f"{name}/{side}": own[i] for name, own in scores.items() for i, side in enumerate(("id", "ood"))}
-        write_arrays(path.with_name("scores.h5"), TEST_SCORES, arrays, {})
+        content = {f"{name}/{side}": own[i] for name, own in scores.items() for i, side in enumerate(("id", "ood"))}
+        write_arrays(path.with_name("scores.h5"), TEST_SCORES, content, {})
     return root / "runs"
 
 
@@ -212,8 +203,8 @@ def test_a_sentence_says_which_method_surely_beats_sal(tmp_path: Path) -> None:
 def test_fpr95_with_ood_as_positive_comes_from_the_scores_and_is_named(tmp_path: Path) -> None:
     results = Results.from_folder(write_scores(tmp_path, {"sal": 2.0, "knn": 1.0}, seeds=1))
     other = with_scores(results, Silent(), "ood-positive")
-    arrays = read_arrays(Found(next(tmp_path.rglob("scores.h5"))), TEST_SCORES)
-    truth = [100 * fpr_at_tpr(-arrays[f"{name}/ood"], -arrays[f"{name}/id"]) for name in ("sal", "knn")]
+    stored = read_arrays(Found(next(tmp_path.rglob("scores.h5"))), TEST_SCORES)
+    truth = [100 * fpr_at_tpr(-stored[f"{name}/ood"], -stored[f"{name}/id"]) for name in ("sal", "knn")]
     assert [row.mean["fpr95"] for row in other.rows()] == pytest.approx(truth)
     assert [row.mean["auroc"] for row in other.rows()] == [row.mean["auroc"] for row in results.rows()]
     (grid,) = results_grids(replace(other, intervals=True))
@@ -228,8 +219,6 @@ def test_fpr95_with_ood_as_positive_comes_from_the_scores_and_is_named(tmp_path:
     with pytest.raises(MissingArtifactError, match=r"scores.h5 does not exist; get it with dvc pull, or"):
         with_scores(results, Silent())
 
-
-# --- the best are bold
 
 # close to each other, and halfway between what one decimal can show: 34.95% may become 34.9 or 35.0
 CLOSE = st.integers(0, 8).map(lambda step: (3490 + 5 * step) / 10_000) | st.floats(0, 1)
@@ -252,23 +241,6 @@ def test_bold_is_what_no_other_number_on_the_page_beats(
         assert [row[i].startswith("**") for row in cells] == [value == best for value in column]
 
 
-# --- the formats
-
-
-def test_every_format_has_the_same_bold_numbers(tmp_path: Path, values: Values) -> None:
-    (grid,) = results_grids(Results.from_folder(write_runs(tmp_path, values)))
-    console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system="standard")
-    console.print(grid.rich())
-    assert isinstance(console.file, io.StringIO)
-    number = r"[\d.]+ ± [\d.]+"
-    in_rich = re.findall(rf"\x1b\[1m({number})\x1b\[0m", console.file.getvalue())
-    in_markdown = re.findall(rf"\*\*({number})\*\*", grid.markdown())
-    in_latex = re.findall(rf"\\textbf{{({number})}}", grid.latex().replace(r"$\pm$", "±"))
-    assert in_rich == in_markdown == in_latex
-    assert len(in_rich) >= (len(SETS) + 1) * len(METRICS)
-    assert r"near\_one" in grid.latex()
-
-
 def test_the_table_for_people_fits_100_columns_and_a_narrow_one_has_the_means_uncut(
     tmp_path: Path, values: Values
 ) -> None:
@@ -288,9 +260,9 @@ def test_wild_data_as_they_come_have_an_accuracy_alone(tmp_path: Path) -> None:
     assert "| wild | SAL | unknown | unknown | unknown | unknown | **90.0** |" in text
     assert "they need OOD samples to test on (data.test_ood)" in text
     assert FPR95_CONVENTION not in text
-
-
-# --- the folder
+    tested = {"sal": row | dict.fromkeys(METRICS, 0.9), "samples": {"id_test": 288, "ood_test": 9}}
+    write_json(path.parent / "unseen/odd/metrics.json", tested)
+    assert "One seed; best in bold" in markdown(tmp_path / "runs")  # no average of a single set
 
 
 def test_unseen_sets_are_named_with_the_wild_set_and_count_once(tmp_path: Path, values: Values) -> None:
@@ -302,23 +274,6 @@ def test_unseen_sets_are_named_with_the_wild_set_and_count_once(tmp_path: Path, 
     results = Results.from_folder(folder)
     assert results.ood_sets == ["far", "near_one", "near_one (wild far)"]
     assert {row.n_seeds for row in results.rows() if row.ood == "far"} == {len(SEEDS)}
-
-
-def test_evaluations_that_are_not_asked_for_are_left_out_and_counted(tmp_path: Path, values: Values) -> None:
-    folder = write_runs(tmp_path, values)
-    write_runs(tmp_path, values, pi="0.2")
-    data = {"ood": [SETS[0]], "pi": [0.1], "test_ood": ["other"]}
-    only = asked_for({"seeds": [SEEDS[0]], "data": data})
-    assert only == {EvaluationKey(SEEDS[0], SETS[0], "0.1", test) for test in (SETS[0], "other")}
-    results = Results.from_folder(folder, only)
-    assert set(zip(results.runs["seed"], results.runs["ood"], results.runs["pi"], strict=True)) == {(0, "far", "0.1")}
-    n_left_out = 2 * len(SETS) * len(SEEDS) - 1
-    assert f"Left out: {n_left_out} evaluations" in shown(results_view(results))
-    with pytest.raises(ParamsError, match=r"params.yaml is not valid"):
-        asked_for({"seeds": [0]})
-
-
-# --- SAL over π
 
 
 def test_points_of_the_sweep_come_from_what_dvc_has_built(tmp_path: Path, values: Values) -> None:
@@ -341,3 +296,52 @@ def test_points_of_the_sweep_come_from_what_dvc_has_built(tmp_path: Path, values
     assert high[:4] == ["1", "1,642", "70–72", "–"]
     three = [replace(one, err_in=0.2), replace(one, err_in=0.4), replace(one, err_in=None)]
     assert over_seeds(three, "err_in") == pytest.approx((0.3, 0.1 * 2**0.5)), "over the seeds that have a value"
+
+
+ANY_SCORES = arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e6, 1e6) | st.floats(0, 1e-12) | st.just(0.0))
+
+
+@settings(max_examples=40)
+@given(ANY_SCORES, ANY_SCORES, st.floats(-1e6, 1e6) | st.just(0.0))
+def test_a_histogram_shows_every_sample_once_and_fits(
+    left: NDArray[np.floating], right: NDArray[np.floating], threshold: float
+) -> None:
+    lines = two_histograms(left, right, ("wild", "calibration (holdout)"), threshold).plain.rstrip("\n").splitlines()
+    shares = np.array([[float(share) for share in re.findall(r"([\d.]+)%", line)] for line in lines[1:]])
+    assert shares.shape[1] == 2
+    assert shares.sum(axis=0) == pytest.approx([100, 100], abs=1)
+    assert max(map(len, lines)) <= 100
+    assert sum(line.startswith("T ") for line in lines) <= 1
+
+
+def candidates_of(n_outliers: int) -> Candidates:
+    rng = np.random.default_rng(0)
+    wild, calibration = rng.exponential(1, 300), rng.exponential(1, 100)
+    wild[:n_outliers] += 3
+    return Candidates(np.flatnonzero(wild > 3), wild, np.zeros(300, np.int64), calibration, 3.0, "sal")
+
+
+def view(*results: Filtered) -> str:
+    return shown(filter_view(results, validated(default_params(), "params.yaml").filter))
+
+
+def test_the_filter_shows_its_errors_and_warns_where_it_finds_nothing() -> None:
+    fit, far = IdFit(train_risk=0.02, train_accuracy=0.99, calibration_accuracy=0.75), Experiment(0, "far", 0.1)
+    filtered = Filtered(far, candidates_of(60), SeparationErrors(0.031, 0.42), fit, 0, 462, [], [])
+    assert {"3.1%", "42.0%"} <= set(view(filtered).split())
+    assert "warning" not in view(filtered), "75% right is no reason: with many classes τ may separate well"
+    nothing = replace(filtered, errors=None, n_unscored=3, candidates=candidates_of(0))
+    said = " ".join(view(nothing).split())
+    assert "unknown" not in said
+    assert "ERR_out" not in said, "columns of what nobody knows are left out"
+    assert f"warning: {far}: τ finds no more than ID data alone would give" in said
+    assert "the classifier gets 99.0% of ID training and 75.0% of calibration data right" in said
+    assert "3 calibration samples are predicted as classes" in said
+
+
+@given(st.binary(min_size=1, max_size=20))
+def test_any_file_name_is_safe_to_print(raw: bytes) -> None:
+    name = os.fsdecode(raw)
+    assert printable(name).isprintable()
+    as_text(name).encode()
+    assert printable("café, 猫") == as_text("café, 猫") == "café, 猫"

@@ -1,29 +1,42 @@
-"""`salcli init` for vectors and for pretrained networks: what it plans, and what it refuses before it writes."""
+"""`salcli init` on the command line: what it says, what it plans for vectors and networks, and what it refuses."""
 
+import urllib.request
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers.cli import refused, salcli
-from helpers.custom_images import NETWORK, lay_out, options
-
-from salcli.params.schema import Params, load_params
+from helpers.cli import init, refused
+from helpers.custom_images import NETWORK, lay_out, options, save
+from torchvision import models
 
 RNG = np.random.default_rng(0)
 
 
-def init(folder: Path, *arguments: str) -> tuple[str, Params]:
-    """What is said, in one line, and params.yaml."""
-    done = salcli("init", str(folder), "--no-dvc", *arguments)
-    assert done.exit_code == 0, done.stderr
-    return " ".join(done.stdout.split()), load_params(folder / "params.yaml")[0]
+def test_it_says_what_it_created_and_what_comes_next(tmp_path: Path) -> None:
+    said, _ = init(tmp_path / "b c")
+    assert f"created in {tmp_path}/b c: params.yaml, dvc.yaml, " in said
+    assert "no git repository: fine for dvc repro; for dvc exp, git init && dvc config core.no_scm false" in said
+    assert said.endswith(f"next: cd '{tmp_path}/b c' && dvc repro")
+    assert "data to fetch" not in said
 
 
-# --- vectors
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--preset", "toyy"], "no preset is called toyy (did you mean toy?)"),
+        (["--set", "seedz=1"], "seedz  no such key (did you mean seeds?)"),
+        (["--id", "x"], "--id needs --wild as well"),
+        (["--id", "x", "--wild", "y", "--preset", "cifar10"], "--preset cifar10 is for published data"),
+    ],
+)
+def test_a_mistake_leaves_no_folder_behind(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    message = refused("init", str(tmp_path / "a" / "b"), *arguments, root=tmp_path)
+    assert message.startswith("error: ")
+    assert reason in message
+    assert list(tmp_path.iterdir()) == []
 
 
 def table(path: Path, n: int, *, labeled: bool = False, start: int = 0) -> Path:
@@ -47,7 +60,7 @@ def tables(tmp_path: Path) -> Path:
 
 def of(folder: Path, *names: str) -> list[str]:
     labeled, *wild = (str(folder / name) for name in names)
-    return ["--id", labeled, *(part for path in wild for part in ("--wild", path))]
+    return ["--no-dvc", "--id", labeled, *(part for path in wild for part in ("--wild", path))]
 
 
 def test_tables_of_embeddings_make_a_project(tables: Path) -> None:
@@ -71,8 +84,6 @@ def test_tables_of_embeddings_make_a_project(tables: Path) -> None:
     assert (data.image_size, data.channels, data.pi, data.id_shares.wild) == (None, None, ("unknown",), 0)
     assert (params.model.backbone, params.train_id.solver, params.train_ood.solver) == ("linear", "lbfgs", "lbfgs")
     assert (params.seeds, params.rivals, params.train_id.penalty) == ((3,), (), "auto")
-    done = salcli("prepare", "--params", str(tables / "d" / "params.yaml"))
-    assert done.exit_code == 0, done.stderr
 
 
 def test_arrays_make_a_project_and_enough_samples_are_held_out(tmp_path: Path) -> None:
@@ -107,9 +118,6 @@ def test_what_does_not_fit_vectors_is_refused(
     assert reason in refused("init", "d", *given, *arguments, root=tables)
 
 
-# --- pretrained networks
-
-
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A custom network, its weights (for 7 classes) and photos in the current folder."""
@@ -136,24 +144,44 @@ def test_a_frozen_network_embeds_every_image(code: str, tmp_path: Path) -> None:
     assert (model.frozen, model.weights, model.head) == (True, str(tmp_path / "net.pt"), "out")
     assert (model.mean, model.std, model.code) == ((0.5,), (0.25,), str(tmp_path))
     assert (params.train_id.solver, params.train_ood.solver, params.data.image_size) == ("lbfgs", "lbfgs", 8)
-    done = salcli("prepare", "--params", str(tmp_path / "d" / "params.yaml"))
-    assert done.exit_code == 0, done.stderr
-    with h5py.File(tmp_path / "d" / "data" / "prepared" / "labeled.h5") as file:
-        assert [one.shape for one in file.values() if one.ndim == 2 and one.dtype == np.float32] == [(40, 16)]
 
 
-def test_a_frozen_network_needs_trained_weights_and_its_normalisation(code: str, tmp_path: Path) -> None:
-    given = options(Path("photos"))
-    frozen = ["init", "d", *given, "--frozen", "--model"]
-    assert f"those of {code}:Net are random" in refused(*frozen, f"{code}:Net", *EXPECTED, root=tmp_path)
-    assert "set --image-size, --mean, --std" in refused(*frozen, f"{code}:Net", "--weights", "net.pt", root=tmp_path)
-    assert "--weights pretrained is for" in refused(*frozen, "small-cnn", "--weights", "pretrained", root=tmp_path)
-    said, params = init(tmp_path / "d", *given, "--frozen", "--model", f"{code}:trained", *EXPECTED)
-    assert "the weights that it comes with" in said
-    assert params.model.weights is None
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Photos of 80 pixels, no GPU, no network, and an empty cache of weights: the options of `init`."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it keeps the proxies of its first use
+    rng = np.random.default_rng(0)
+    for i in range(16):
+        pixels = rng.integers(0, 256, (80, 80, 3), dtype=np.uint8)
+        save(tmp_path / "photos" / ("labeled/a", "labeled/b", "unlabeled")[i % 3] / f"{i}.png", pixels)
+    return [*options(tmp_path / "photos"), "--set", "device=cpu"]
 
 
-def test_weights_for_other_classes_are_fine_tuned_without_their_head(code: str, tmp_path: Path) -> None:
-    said, params = init(tmp_path / "d", *options(Path("photos")), "--model", f"{code}:Net", "--weights", "net.pt")
-    assert "note: net.pt is for 7 classes" in said
-    assert (params.train_id.epochs, params.train_id.lr, params.train_ood.lr) == (4, 0.01, 0.001)
+def test_photos_without_weights_get_two_ways_out(photos: list[str], tmp_path: Path) -> None:
+    message = refused("init", str(tmp_path / "d"), *photos, root=tmp_path)
+    for words in ("photos, and there is no GPU", "efficientnet_b0_rwightman-7f5810bc.pth", f"{tmp_path}/cache/hub"):
+        assert words in message
+    assert "train one from scratch, about " in message
+    assert "--model torchvision:resnet18" in message
+    said, params = init(tmp_path / "d", *photos, "--model", "torchvision:resnet18", "--image-size", "32")
+    assert "note: torchvision:resnet18 is trained from scratch, because it has no pretrained weights here" in said
+    assert (params.model.weights, params.train_id.epochs) == (None, 30)
+
+
+def test_photos_with_weights_are_embedded_and_a_named_network_is_fine_tuned(photos: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    for name in ("efficientnet_b0", "resnet18"):
+        published = models.get_model_weights(name).DEFAULT.url.rpartition("/")[2]
+        torch.save(models.get_model(name, weights=None).state_dict(), folder / published)
+    said, params = init(tmp_path / "d", *photos)
+    assert "torchvision:efficientnet_b0, frozen photos and no GPU" in said
+    assert "shorter side to 256, then 224 × 224 what its weights were trained with" in said
+    assert (params.model.frozen, params.model.weights, params.data.image_size) == (True, "pretrained", None)
+    said, params = init(tmp_path / "e", *photos, "--model", "torchvision:resnet18")
+    assert "fine-tuned from its published weights" in said
+    assert (params.model.frozen, params.model.weights, params.data.image_size) == (False, "pretrained", 224)
+    assert (params.train_id.epochs, params.train_id.lr, params.model.mean) == (4, 0.01, "auto")
