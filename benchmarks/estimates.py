@@ -46,7 +46,7 @@ from salcli.sal.estimates import Estimates, estimated
 from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ID_QUANTILE, ood_metrics, threshold_that_keeps
 from salcli.sal.seeding import generator
-from salcli.sal.tau import score_threshold
+from salcli.sal.separation import score_threshold
 from salcli.store.files import read_arrays
 from salcli.store.layout import TEST_SCORES, Workspace
 

@@ -55,8 +55,8 @@ from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.objective import sal_objective
 from salcli.sal.outlier_share import best_bin, estimated_share
-from salcli.sal.tau import score_threshold, separation_errors
-from salcli.sal.unlabeled import partial_excess, verdict
+from salcli.sal.separation import score_threshold, separation_errors
+from salcli.sal.verdict import partial_excess, verdict
 from salcli.store.files import read_header
 from salcli.store.formats import read_wild_truth, write_candidates
 from salcli.store.layout import Experiment, Workspace

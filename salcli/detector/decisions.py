@@ -1,4 +1,4 @@
-"""What conformal p-values decide: which samples of a batch are OOD, and whether a stream of samples has changed."""
+"""Conformal p-values, and what they decide: which samples of a batch are OOD, and whether a stream has changed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ AT_ONCE = 32  # bets before the stakes are measured in a new unit
 JUMP = 0.01  # share of the stakes that is dealt out again with each sample
 POWERS = np.array([0.25, 0.5, 0.75])  # bets on small p-values: some samples are outliers
 SLOPES = np.array([-1.0, -0.5, 0.5, 1.0])  # bets on all p-values having become smaller, or larger
+
+
+def p_values(sorted_calibration: NDArray[Any], scores: NDArray[Any]) -> Floats:
+    """Conformal p-values: (1 + number of calibration scores that are at most as high) / (c + 1).
+
+    For data that are exchangeable with the calibration data, the chance of a p-value of at most α is at most α.
+    """
+    n_at_most = np.searchsorted(sorted_calibration, scores, side="right")
+    n_at_most[np.isnan(scores)] = 0  # NaN sorts last, but is least like ID data
+    p: Floats = (1 + n_at_most) / (len(sorted_calibration) + 1)
+    return p
 
 
 # --- false discoveries

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from salcli.data.decoding import one_ahead
 from salcli.data.samples import LARGEST_SIDE, some_of
 from salcli.data.vectors import ANY, Columns
-from salcli.detector.decisions import check_fdr, false_discovery_cutoff, too_few_to_flag
+from salcli.detector.decisions import check_fdr, false_discovery_cutoff, p_values, too_few_to_flag
 from salcli.detector.images import ImageFormat, as_paths
 from salcli.detector.vectors import VectorFormat
 from salcli.engine.device import resolve_device
@@ -52,7 +52,7 @@ from salcli.models.network import Classifier, NetworkSpec, check_weights
 from salcli.models.pretrained import Embedder, EmbedderSpec, restore_embedder
 from salcli.pipeline.embed import ON_A_CPU
 from salcli.sal.gradients import Representation
-from salcli.sal.metrics import ID_QUANTILE, is_below, p_values, threshold_that_keeps
+from salcli.sal.metrics import ID_QUANTILE, is_below, threshold_that_keeps
 from salcli.store.files import DAMAGED, Found, Header, read_header, read_tensors, write_tensors
 
 if TYPE_CHECKING:

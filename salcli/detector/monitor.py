@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from salcli.data.folders import files_below
 from salcli.data.samples import some_of
 from salcli.data.vectors import ANY, TABLES, Columns, cell_texts
-from salcli.detector.decisions import holm, log_wealth, online_p_values
+from salcli.detector.decisions import holm, log_wealth, online_p_values, p_values
 from salcli.detector.detector import Detector
 from salcli.detector.predict import FORMAT_OF_SUFFIX, Say, choose_detector, find_files, load_detector
 from salcli.errors import DataError, StorageError, UsageMistakeError, as_text, did_you_mean, printable
 from salcli.progress import Progress, Silent, Task
-from salcli.sal.metrics import is_below, p_values
+from salcli.sal.metrics import is_below
 from salcli.sal.outlier_share import DRIFT, drift_of, share_of_outliers
 from salcli.store.files import fingerprint, write_text
 

@@ -174,7 +174,7 @@ def _minimize(head: nn.Linear, chunks: _Chunks, penalty: float, task: Task, tole
             slope.addmm_(residual.T, features)
             bias_slope += residual.sum(dim=0)
         if not math.isfinite(loss):
-            raise TrainingError("the loss of a linear fit became NaN or infinite; are the vectors on a sane scale?")
+            raise TrainingError("the loss of a linear fit became NaN or infinite; are the features on a sane scale?")
         value = loss + 0.5 * penalty * float(weight.square().sum(dtype=torch.float64))
         return value, torch.cat([slope.flatten(), bias_slope]).double().cpu().numpy()
 

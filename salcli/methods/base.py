@@ -35,7 +35,7 @@ from salcli.models.network import AsGiven, Classifier, NetworkSpec
 from salcli.progress import Progress, Silent
 from salcli.sal.gradients import Representation, RepresentationSource
 from salcli.sal.seeding import derived_seed
-from salcli.sal.tau import CPU
+from salcli.sal.separation import CPU
 
 # -- hyper-parameters
 

@@ -192,7 +192,7 @@ def _largest(
     row, column = np.divmod(found, width)
     count = np.bincount(row, minlength=n)
     position = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)  # in its own row
-    shape = n, int(count.max())
+    shape = n, int(count.max(initial=0))
     kept, columns = np.full(shape, -np.inf, values.numpy().dtype), np.zeros(shape, np.int64)
     kept[row, position], columns[row, position] = values.numpy().ravel()[found], column
     return torch.from_numpy(kept), torch.from_numpy(columns)
@@ -260,7 +260,7 @@ class ClassMoments:
 
     def around(self, origin: Float[Tensor, " d"]) -> Float[Tensor, "d d"]:
         """The sum of outer products around another point."""
-        apart = (self.mean - origin) * self.count.sqrt()[:, None]
+        apart = (self.mean - origin) * self.count.double().sqrt()[:, None]
         return self.within + apart.T @ apart
 
 
@@ -312,7 +312,7 @@ class Mahalanobis(PostHoc):
 
 
 @method("rmds", label="RMDS", paper="Ren et al., 2021")
-class RelativeMahalanobis(Mahalanobis):
+class RelativeMahalanobis(PostHoc):
     """Mahalanobis relative to the distance in a single Gaussian of all classes.
 
     The covariance of all is that within classes plus that of the class means: in whitened features I + B Bᵀ. So its
@@ -320,24 +320,26 @@ class RelativeMahalanobis(Mahalanobis):
     its products with class means and U are needed.
     """
 
-    center: Float[Tensor, " r"]  # the mean of all, whitened
-    between: Float[Tensor, "r c"]  # U
+    directions: Float[Tensor, "d w"]  # class means less the mean of all, and U, of features that are not whitened
+    offset: Float[Tensor, " w"]  # the products of the mean of all with them
+    squares: Float[Tensor, " c"]  # of the class means
 
     def fit(self, known: Known) -> None:
-        self.gaussians = known.fitted(Mahalanobis()).gaussians
+        gaussians = known.fitted(Mahalanobis()).gaussians
         share = torch.unique(known.id_train.label, return_counts=True)[1].double() / len(known.features)
-        self.center = share @ self.gaussians.mean
-        means = (self.gaussians.mean - self.center) * share.sqrt()[:, None]  # Bᵀ
-        direction, spread, _ = torch.linalg.svd(means.T, full_matrices=False)
-        self.between = direction * (spread.square() / (1 + spread.square())).sqrt()
+        center = share @ gaussians.mean
+        means = gaussians.mean - center
+        direction, spread, _ = torch.linalg.svd((means * share.sqrt()[:, None]).T, full_matrices=False)  # of B
+        between = direction * (spread.square() / (1 + spread.square())).sqrt()  # U
+        directions = torch.cat([means.T, between], dim=1)
+        self.directions, self.offset = gaussians.whitening @ directions, center @ directions
+        self.squares = means.square().sum(dim=1)
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
-        means = self.gaussians.mean - self.center
-        directions = torch.cat([means.T, self.between], dim=1)  # r, 2c
-        along = self.gaussians.whitening @ directions
-        found = x.feature.double() @ along - self.center @ directions
-        nearest: Tensor = (2 * found[:, : len(means)] - means.square().sum(dim=1)).amax(dim=1)
-        return nearest - found[:, len(means) :].square().sum(dim=1)
+        found = x.feature.double() @ self.directions - self.offset
+        n_classes = len(self.squares)
+        nearest: Tensor = (2 * found[:, :n_classes] - self.squares).amax(dim=1)
+        return nearest - found[:, n_classes:].square().sum(dim=1)
 
 
 @method("mahalanobis-plus", label="Mahalanobis++", paper="Müller and Hein, 2025")

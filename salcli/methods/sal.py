@@ -48,8 +48,8 @@ from salcli.sal.gradients import (
 )
 from salcli.sal.objective import BinaryLoss, sal_objective
 from salcli.sal.seeding import generator
+from salcli.sal.separation import CPU, class_agnostic_scores, class_conditional_scores, reference_gradients
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
-from salcli.sal.tau import CPU, class_agnostic_scores, class_conditional_scores, reference_gradients
 
 TAU = "sal"  # the name of τ among the filter's scores
 BLEND, LEARNED, COMMITTEE = "blend", "learned", "committee"  # as AUTO, made of others: separators.py
@@ -359,12 +359,13 @@ def fit_head(
 ) -> None:
     """Fit the OOD head to features that stay as they are.
 
-    A short fine-tuning is over before a random head is fitted: docs/experiments/separators.md.
+    A short fine-tuning is over before a random head is fitted: docs/experiments/separators.md. Sums are in float64,
+    which Apple's GPUs do not have.
     """
     features = torch.cat([known, outliers]).numpy()
     examples = Examples.of_two_sides(Rows((features,), np.arange(len(features))), np.arange(len(features)) < len(known))
     penalty = START_PENALTY * float(features.var(axis=0).mean())
-    FullFit(head, nn.Identity(), examples, penalty, 0, device).run(Silent())
+    FullFit(head, nn.Identity(), examples, penalty, 0, device if device.type == "cuda" else CPU).run(Silent())
 
 
 def _objective(network: nn.Module, batch: Batch, *, loss_weight: float, loss: BinaryLoss) -> BatchResult:

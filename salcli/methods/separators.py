@@ -33,7 +33,7 @@ from salcli.methods.sal import (
 )
 from salcli.sal.gradients import Representation, RepresentationSource
 from salcli.sal.seeding import derived_seed, generator
-from salcli.sal.unlabeled import N_RESAMPLES, NormalQuantiles, partial_excess, resampled_excess
+from salcli.sal.verdict import N_RESAMPLES, NormalQuantiles, partial_excess, resampled_excess
 
 N_FOLDS = 10
 LEAST_CALIBRATION = 20  # samples; with fewer, most folds have one or none

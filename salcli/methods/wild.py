@@ -56,10 +56,9 @@ class FineTuned(Section):
 
 
 def _with_own_schedule(start: Start, params: Section) -> Start:
-    own = getattr(params, "schedule", None)  # the params of a custom rival need not have one
-    if own is None or start.schedule is None:
+    if not isinstance(params, FineTuned) or params.schedule is None or start.schedule is None:
         return start
-    return replace(start, schedule=start.schedule.model_copy(update={"schedule": own}))
+    return replace(start, schedule=start.schedule.model_copy(update={"schedule": params.schedule}))
 
 
 class WildLossMethod(WildTrained):

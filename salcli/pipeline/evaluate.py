@@ -15,6 +15,7 @@ from torch import Tensor
 from salcli.engine.batches import LabeledRows, Rows
 from salcli.engine.device import Compute, computing, processes
 from salcli.engine.inference import Outputs, in_batches
+from salcli.errors import BadArtifactError
 from salcli.methods.base import ALL_ID, Head, IdTrained, InputScore, Known, Method, PostHoc, Trained, of_all_id
 from salcli.methods.sal import protocol, variant_label
 from salcli.models.network import Classifier
@@ -199,7 +200,11 @@ class _Scorer:
         score = method.score(network.cpu(), outputs)
         is_sal = name in self.params.variants
         label = variant_label(name) if is_sal else method.label + (ON_ALL if seen == "all" else "")
-        is_short = type(method)(method.Params.model_validate(read_header(found).about["params"])).is_short()
+        try:
+            trained_with = method.Params.model_validate(read_header(found).about["params"])
+        except ValueError:  # a key that this version has and that one had not
+            raise BadArtifactError(f"{found.path} was trained by another version of salcli; {found.fix}") from None
+        is_short = type(method)(trained_with).is_short()
         scores = self._split(label, score, method.class_logits(outputs), is_short)
         return replace(scores, protocol=protocol(self.params.for_variant(name).filter)) if is_sal else scores
 

@@ -61,7 +61,7 @@ from salcli.progress import Progress, Silent, Task
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.outlier_share import DRIFT, drift_of
 from salcli.sal.seeding import generator
-from salcli.sal.tau import (
+from salcli.sal.separation import (
     SeparationErrors,
     discoveries_threshold,
     released_threshold,
@@ -69,7 +69,7 @@ from salcli.sal.tau import (
     separation_errors,
     working_quantiles,
 )
-from salcli.sal.unlabeled import CONFIDENCE, Verdict, partial_excess, resampled_excess, verdict
+from salcli.sal.verdict import CONFIDENCE, Verdict, partial_excess, resampled_excess, verdict
 from salcli.store.files import write_json
 from salcli.store.formats import Candidates, RepresentationFile, write_candidates
 from salcli.store.layout import Experiment, Workspace

@@ -21,8 +21,8 @@ from salcli.progress import Progress, Silent
 from salcli.sal.gradients import Gradients, Representation
 from salcli.sal.outlier_share import MixtureEstimate, estimated_share
 from salcli.sal.seeding import generator
+from salcli.sal.separation import reference_gradients, score_threshold
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
-from salcli.sal.tau import reference_gradients, score_threshold
 from salcli.sal.theory import (
     Discrepancy,
     ErrorCurve,

@@ -18,8 +18,8 @@ from salcli.models.network import Classifier, NetworkSpec
 from salcli.progress import Progress, Silent
 from salcli.sal.gradients import Factors, last_layer_residual, mean_gradient
 from salcli.sal.seeding import generator
+from salcli.sal.separation import SeparationErrors, class_conditional_scores, score_threshold, separation_errors
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
-from salcli.sal.tau import SeparationErrors, class_conditional_scores, score_threshold, separation_errors
 
 Scenario = Literal["ring", "cluster"]
 OUTLIERS: dict[Scenario, Callable[[], Samples]] = {"ring": readers.ring_2d, "cluster": readers.cluster_2d}

@@ -344,7 +344,7 @@ def _notes(data: CustomData, network: Network, values: Mapping[str, Any]) -> lis
     if network.is_trained and "model.mean" not in values:
         notes.append(
             "the network's input is normalized with mean and std of your training images, which is a guess: give what "
-            "it was trained with (--mean, --std), or --mean 0 --std 1 if it normalises by itself"
+            "it was trained with (--mean, --std), or --mean 0 --std 1 if it normalizes by itself"
         )
     if data.is_vectors:
         array = data.id.source.array

@@ -253,7 +253,7 @@ def nothing_found(train_accuracy: float, calibration_accuracy: float | None) -> 
 def auto_table(result: Filtered) -> Table:
     """Every score of `filter.score: auto`, the best first."""
     from salcli.sal.outlier_share import DRIFT
-    from salcli.sal.unlabeled import N_RESAMPLES
+    from salcli.sal.verdict import N_RESAMPLES
 
     close = ", ".join(map(score_label, result.undecided))
     table = plain_table(
@@ -374,10 +374,10 @@ def theory_view(done: Sequence[TheoryCheck]) -> Group:
     columns, which = _experiment_columns(result.experiment for result in done)
     errors = plain_table(
         "Errors of the filter (Theorem 1)",
-        *columns, "π̂", "by", "ERR_in", "est.", "ERR_out", "est.", "contam.", "est.",
+        *columns, "π̂", "ERR_in", "est.", "ERR_out", "est.", "contam.", "est.",
         caption=[
             "Of the filter's own scores and T; contam.: ID data among the candidates.",
-            "est.: from held-out ID data and π̂, which needs no truth either.",
+            "est.: from held-out ID data and π̂ (by the score that separates best), without the truth.",
         ],
     )  # fmt: skip
     for result in done:
@@ -385,7 +385,6 @@ def theory_view(done: Sequence[TheoryCheck]) -> Group:
         errors.add_row(
             *which(result.experiment),
             _number(result.mixture.pi),
-            result.mixture.score,
             *(share_text(one[side] if one else None) for side in range(3) for one in (true, estimated)),
         )
     return Group(discrepancies, scores, errors)

@@ -29,13 +29,13 @@ def run(params_file: Path) -> None:
     bars, curves = [], []
     for part in results.by_pi():
         (pi,) = part.shares
-        places = [place for place in results.files if place.pi == pi]
-        detectors = {(one.seed, one.ood): _row(workspace.find(one.experiment.detector)) for one in places}
+        keys = [key for key in results.files if key.pi == pi]
+        detectors = {(one.seed, one.ood): _row(workspace.find(one.experiment.detector)) for one in keys}
         summaries[f"pi-{pi}"] = summary(part, detectors)
         suffix = f", π {pi}" if len(results.shares) > 1 else ""
         labels = {name: label + suffix for name, label in zip(part.runs["method"], part.runs["label"], strict=True)}
         bars.append(_means(part.runs).dropna(subset="fpr95").rename(labels)[list(ESTIMATED)].reset_index())
-        files = [results.files[place].with_name("roc.csv") for place in places]
+        files = [results.files[key].with_name("roc.csv") for key in keys]
         curve = pd.concat(map(pd.read_csv, files)).groupby(["method", "fpr"], sort=False)["tpr"].mean()
         curves.append(curve.rename(labels, level="method").reset_index())
     write_json(workspace.target(SUMMARY), summaries if len(summaries) > 1 else summaries.popitem()[1])

@@ -52,17 +52,6 @@ def is_below(scores: Float[np.ndarray, " n"], threshold: float) -> Bool[np.ndarr
     return below
 
 
-def p_values(sorted_calibration: Float[np.ndarray, " c"], scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Conformal p-values: (1 + number of calibration scores that are at most as high) / (c + 1).
-
-    For data that are exchangeable with the calibration data, the chance of a p-value of at most α is at most α.
-    """
-    n_at_most = np.searchsorted(sorted_calibration, scores, side="right")
-    n_at_most[np.isnan(scores)] = 0  # NaN sorts last, but is least like ID data
-    p: Float[np.ndarray, " n"] = (1 + n_at_most) / (len(sorted_calibration) + 1)
-    return p
-
-
 def fpr_at_tpr(id_scores: Float[np.ndarray, " n"], ood_scores: Float[np.ndarray, " m"], tpr: float = 0.95) -> float:
     """The share of OOD at or above the highest threshold that keeps at least `tpr` of ID."""
     _check(id_scores, ood_scores)

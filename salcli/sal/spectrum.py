@@ -21,12 +21,12 @@ from salcli.sal.gradients import Factors, FactorSource
 
 # Up to this many rows or columns a small dense eigenproblem is cheaper than an iteration, and exact …
 SMALL_SIDE = 64
-# … and up to this many rows it is cheaper to iterate on their inner products than on themselves; where K and D are both
-# large, up to so many times K·D / (K + D), unless the products would take more than 134 MB.
+# … and up to GRAM_SIDE rows it is cheaper to iterate on their inner products than on themselves; where K and D are both
+# large, up to GRAM_FACTOR · K·D / (K + D) rows, but at most MOST_GRAM, whose products take 134 MB.
 GRAM_SIDE, GRAM_FACTOR, MOST_GRAM = 1024, 40, 4096
-# A step on the columns is one pass over the rows, one on the rows takes two; but these many columns are long vectors.
+# A step on the columns is one pass over the rows, one on the rows takes two; but more columns are long vectors.
 MOST_COLUMNS = 2**17
-# Rows that take at most so many bytes in float64 are read once for all passes of an iteration, in pieces that stay in
+# Rows that take at most RESIDENT_BYTES in float64 are read once for all passes of an iteration, in pieces that stay in
 # the caches of a CPU from one product to the next.
 RESIDENT_BYTES, PIECE_BYTES = 2**26, 2**21
 # ARPACK keeps so many vectors, and stops at so small a residual of the largest value. Each step is a pass over all

@@ -16,7 +16,7 @@ from helpers.detectors import EXPERIMENT, id_images, random_detector, write_pngs
 from salcli import Detector
 from salcli.detector import decisions as d
 from salcli.detector.monitor import EITHER, EXPECTED, HIGHER, MOVED, OUTLIERS, judge_batch, looks_like
-from salcli.sal.metrics import p_values, threshold_that_keeps
+from salcli.sal.metrics import threshold_that_keeps
 
 ALPHA = 0.05
 DAYS = [f"new/{day}" for day in (1, 2, 3, 4, 5)]
@@ -48,7 +48,7 @@ def test_the_mean_share_of_false_discoveries_is_at_most_the_level() -> None:
     rng, shares, found = np.random.default_rng(0), [], []
     for _ in range(300):
         scores, is_outlier = batch(rng, 200, pi=0.1)
-        p = p_values(np.sort(rng.normal(size=2000)), scores)
+        p = d.p_values(np.sort(rng.normal(size=2000)), scores)
         flagged = p <= d.false_discovery_cutoff(p, 0.1)
         ranked = [value for k, value in enumerate(np.sort(p), 1) if value <= 0.1 * k / 200 + 1e-12]
         assert flagged.sum() == (p <= max(ranked, default=0)).sum()  # the definition of Benjamini and Hochberg

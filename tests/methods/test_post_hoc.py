@@ -37,7 +37,7 @@ from salcli.methods.odin import Odin
 from salcli.methods.sal import FilterParams, SalPostHoc
 from salcli.models.network import AsGiven, Classifier, NetworkSpec
 from salcli.sal.gradients import Gradients, Representation
-from salcli.sal.tau import class_conditional_scores
+from salcli.sal.separation import class_conditional_scores
 
 SEEDS = st.integers(0, 10_000)
 Matrix = Callable[..., Tensor]

@@ -27,8 +27,8 @@ from salcli.methods.separators import (
 )
 from salcli.pipeline.filter import Trial, choose_score
 from salcli.sal.gradients import Representation
-from salcli.sal.tau import score_threshold
-from salcli.sal.unlabeled import NormalQuantiles
+from salcli.sal.separation import score_threshold
+from salcli.sal.verdict import NormalQuantiles
 
 FILTER = FilterParams(
     score="learned", threshold_quantile=0.95, fdr=None, calibration="holdout", temperature=1.0, svd="class-conditional",

@@ -29,7 +29,7 @@ from salcli.pipeline.filter import Filtered, choose_score
 from salcli.pipeline.inputs import classifier
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.seeding import generator
-from salcli.sal.unlabeled import partial_excess
+from salcli.sal.verdict import partial_excess
 from salcli.store.formats import read_candidates, read_wild_truth
 from salcli.store.layout import Workspace
 

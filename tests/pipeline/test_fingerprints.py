@@ -122,7 +122,7 @@ def test_another_code_of_a_stage_changes_that_stage_alone(copy: Copy, stage: str
         (["data/readers", "data/catalogue", "data/fetching", "data/decoding"], {"code.prepare", "code.detector"}),
         (["models/weights"], {"code.train_id", "code.train_ood", "code.detector"}),
         (["store/formats"], STAGES - {"code.summary"}),
-        (["sal/unlabeled"], {"code.filter", "methods.committee", "methods.separator", "evaluated"}),
+        (["sal/verdict"], {"code.filter", "methods.committee", "methods.separator", "evaluated"}),
         (["sal/theory", "pipeline/theory", "pipeline/toy", "pipeline/fingerprints", "detector/export"], set()),
         (["params/schema", "params/reading", "errors", "progress", "store/layout"], set()),
         (["cli/app", "cli/stages", "cli/session", "report/page", "project/planning"], set()),

@@ -38,7 +38,7 @@ from salcli.report.results import (
 )
 from salcli.report.stage_tables import filter_view, two_histograms
 from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE, fpr_at_tpr, ood_metrics
-from salcli.sal.tau import SeparationErrors
+from salcli.sal.separation import SeparationErrors
 from salcli.store.files import Found, read_arrays, write_arrays
 from salcli.store.formats import Candidates
 from salcli.store.layout import TEST_SCORES, Experiment

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
+from salcli.detector.decisions import p_values
 from salcli.errors import MetricsError
 from salcli.sal.metrics import (
     bootstrap_counts,
     fpr_at_tpr,
     is_below,
     ood_metrics,
-    p_values,
     resampled_metrics,
     roc_points,
     threshold_that_keeps,
 )
-from salcli.sal.tau import score_threshold
+from salcli.sal.separation import score_threshold
 
 # few different values, so that ties are common, or many; and infinities, which a network can also give
 VALUES = st.integers(-3, 3).map(float) | st.floats(-1e6, 1e6) | st.sampled_from([math.inf, -math.inf])

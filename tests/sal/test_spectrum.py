@@ -11,8 +11,8 @@ from torch import Tensor
 
 from salcli.sal import spectrum
 from salcli.sal.gradients import Factors, FactorSource, Gradients, mean_gradient
+from salcli.sal.separation import reference_gradients
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
-from salcli.sal.tau import reference_gradients
 from salcli.store.formats import RepresentationFile
 
 N_CLASSES, N_FEATURES = 5, 7

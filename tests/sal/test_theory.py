@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from salcli.sal.gradients import mean_gradient
+from salcli.sal.separation import separation_errors
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
-from salcli.sal.tau import separation_errors
 from salcli.sal.theory import (
     GradientView,
     contamination,

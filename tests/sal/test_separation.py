@@ -15,7 +15,7 @@ from salcli.errors import ThresholdError
 from salcli.pipeline.filter import _threshold
 from salcli.sal import spectrum
 from salcli.sal.gradients import Factors, mean_gradient
-from salcli.sal.tau import (
+from salcli.sal.separation import (
     class_agnostic_scores,
     class_conditional_scores,
     reference_gradients,

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from salcli.sal.metrics import p_values
+from salcli.detector.decisions import p_values
 from salcli.sal.outlier_share import best_bin, estimated_share
-from salcli.sal.tau import discoveries_threshold, score_threshold
-from salcli.sal.unlabeled import (
+from salcli.sal.separation import discoveries_threshold, score_threshold
+from salcli.sal.verdict import (
     QUANTILES,
     NormalQuantiles,
     partial_excess,
