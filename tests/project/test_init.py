@@ -83,7 +83,7 @@ def test_dvc_understands_the_folder_and_force_keeps_its_files(repository: Path) 
     assert {*names} == {stage.partition("@")[0] for stage in stages}
     assert re.findall(r'"(.+)" -> "filter";', drawn) == ["extract-id", "extract-wild"]
     assert max(map(len, table.splitlines())) <= 100
-    assert re.search(r"^ filter +8 +extract-id, extract-wild +Score", table, re.MULTILINE)
+    assert re.search(r"^ filter +4 +extract-id, extract-wild +Score", table, re.MULTILINE)
     figure = unescape((REPOSITORY / "docs" / "pipeline.svg").read_text())  # salcli dag --dot | dot -Tsvg
     assert all(f">{name}</text>" in figure for name in names)
     (repository / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    autostage = true\n")
