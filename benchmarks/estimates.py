@@ -1,6 +1,6 @@
 """Estimates without labels against the truth, and how good the method is that they choose.
 
-    python benchmarks/estimates.py FOLDER [--part synthetic projects resnet20 drift] [--seeds 5] [--show]
+    python benchmarks/estimates.py FOLDER [--part synthetic projects resnet20 drift] [--seeds 5 --first-seed 0] [--show]
         [--embeddings VECTORS] [--real DATA --weights resnet20-cifar10.safetensors]
 
 The scores of each run are one file FOLDER/PART/RUN.npz; what is there is not computed again, so a run that was stopped
@@ -154,7 +154,7 @@ def project(folder: Path, ood: str, seed: int, embeddings: Path | None) -> Score
     print(f"{ood}, seed {seed}: {name}: {made.reason}", flush=True)
     arrays = read_arrays(workspace.find(experiment.evaluation("scores.h5")), TEST_SCORES)
     assert found.estimates is not None
-    return {**arrays, "detector": np.array(name)}
+    return {**arrays, "detector": np.array(name), "incumbent": np.array(params.incumbent)}
 
 
 def _vectors(folder: Path, seed: int, embeddings: Path) -> dict[str, str]:
@@ -223,7 +223,7 @@ def estimates_of(scores: Scores, names: list[str], incumbent: str, ood: str, see
     pairs = {
         name: (scores[f"{name}/{'id' if name in learned else 'calibration'}"], scores[f"{name}/wild"]) for name in names
     }
-    return estimated(pairs, generator(seed, f"estimates/{ood}"), incumbent)
+    return estimated(pairs, generator(seed, f"estimates/{ood}"), incumbent, baseline=TAU if TAU in names else None)
 
 
 def _word(calibration: np.ndarray, batch: np.ndarray) -> str:
@@ -237,7 +237,8 @@ def table(part: str, files: list[Path]) -> str:
     for file in files:
         scores, (ood, seed, *rest) = dict(np.load(file)), file.stem.split("_")
         names = list(dict.fromkeys(key.partition("/")[0] for key in scores if "/" in key))
-        found = estimates_of(scores, names, "sal" if "sal" in names else "knn", ood, int(seed))
+        incumbent = str(scores.get("incumbent", TAU if TAU in names else "knn"))
+        found = estimates_of(scores, names, incumbent, ood, int(seed))
         truth = {name: ood_metrics(scores[f"{name}/id"], scores[f"{name}/ood"]) for name in names}
         fpr = {name: 100 * one.fpr95 for name, one in truth.items()}
         best = min(fpr, key=lambda name: fpr[name])
@@ -282,7 +283,7 @@ def runs(part: str, given: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     """The name of each run, and what computes its scores."""
     params = load_params(PARAMS)[0]
     bank = Bank(given.folder / "features", params)
-    for seed in range(given.seeds):
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
         if part == "projects":
             for ood in ("digits-8-9", "photo-patches", *(("near", "far") if given.embeddings else ())):
                 folder = given.folder / part / f"{ood}_{seed}"
@@ -296,7 +297,9 @@ def runs(part: str, given: argparse.Namespace) -> Iterator[tuple[str, Any]]:
 
 
 def main() -> None:
-    given = arguments(__doc__, PARTS).parse_args()
+    parser = arguments(__doc__, PARTS)
+    parser.add_argument("--first-seed", type=int, default=0)
+    given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if not given.show and {"resnet20", "drift"} & {*given.part}:
         with_images, with_drift = "resnet20" in given.part, "drift" in given.part

@@ -30,6 +30,7 @@ ID, OOD = "cifar10", "svhn"
 SMALL_BACKBONE = "small-cnn"
 N_CLASSES, SIZE = 10, 32  # of images
 ROWS_AT_ONCE = 4096
+SPREAD_OF_SCALES = 0.58  # std of the log of the std of each dimension: of EfficientNet-Lite0's features of CIFAR-10
 LINEAR_HEADS: dict[str, Any] = {  # as `init` plans them for vectors and frozen backbones
     "data.image_size": None,
     "model.backbone": "linear",
@@ -80,19 +81,24 @@ def image_project(folder: Path, n_wild: int, backbone: str, device: str = "cpu")
 
 
 def vector_project(folder: Path, n_wild: int, dimensions: int, post_hoc: tuple[str, ...], device: str) -> Setup:
-    """Vectors as a network gives them, in clusters that overlap; OOD data are further clusters. Split and mixed."""
+    """Vectors as a network gives them, in clusters that overlap; OOD data are further clusters. Split and mixed.
+
+    Like those of EfficientNet-Lite0 on CIFAR-10: 7,000 take scikit-learn's LogisticRegression 110 iterations (113 there),
+    because dimensions have different scales, and a linear head gets 86% of new ones right (89%).
+    """
     setup = empty_project(
         folder, {**LINEAR_HEADS, "data.channels": None, "evaluate.methods": ["sal", *post_hoc], "device": device}
     )
     workspace, params, experiment = setup
     rng = np.random.default_rng(0)
     inside = rng.standard_normal((64, dimensions), dtype=np.float32) / 8
-    centres = 0.4 * rng.standard_normal((N_CLASSES + 4, 64), dtype=np.float32)  # a linear head gets 9 of 10 right
+    centres = 0.4 * rng.standard_normal((N_CLASSES + 4, 64), dtype=np.float32)
+    scale = np.exp(SPREAD_OF_SCALES * rng.standard_normal(dimensions, dtype=np.float32))
 
     def drawn(classes: np.ndarray) -> np.ndarray:
         inner = centres[classes] + rng.standard_normal((len(classes), 64), dtype=np.float32)
         noise = rng.standard_normal((len(classes), dimensions), dtype=np.float32)
-        return np.maximum(inner @ inside + noise / 2, 0)
+        return scale * np.maximum(inner @ inside + noise / 2, 0)
 
     n_id = 2 * round(0.9 * n_wild)
     n_test = n_id // 5
