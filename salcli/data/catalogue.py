@@ -33,7 +33,7 @@ class RemoteFile:
 
     url: str
     name: str
-    checksum: str | None  # algorithm:hexadecimal digits
+    checksum: str  # algorithm:hexadecimal digits
     n_bytes: int | None = None
     mirrors: tuple[str, ...] = ()
 

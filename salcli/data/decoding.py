@@ -31,7 +31,7 @@ BROKEN = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, EOFError, OverflowError, MemoryError, ArithmeticError,
 )  # fmt: skip
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
-GRAY = ("1", "L", "LA", "La", "I", *SIXTEEN_BITS)
+GRAY = {"1", "L", "LA", "La", "I", *SIXTEEN_BITS}
 
 Interpolation = Literal["bilinear", "bicubic"]
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -136,13 +136,11 @@ def _from_array(images: NDArray[Any], shape: Shape, fit: Fit, pool: ThreadPoolEx
     index = np.arange(len(images))
     if images.shape[1:] == shape.axes:
         return Block(np.ascontiguousarray(images), index)
-    how = shape.size, shape.channels, fit, shape.interpolation, shape.crop
-    return Block(np.stack(list(pool.map(lambda image: fit_array(image, *how), images))), index)
+    return Block(np.stack(list(pool.map(lambda image: fit_array(image, shape, fit), images))), index)
 
 
 def _from_files(files: Sequence[Path], shape: Shape, fit: Fit, pool: ThreadPoolExecutor) -> Block:
-    how = shape.size, shape.channels, fit, shape.interpolation, shape.crop
-    results = list(pool.map(_or_reason(lambda path: read_picture(path, *how)), files))
+    results = list(pool.map(_or_reason(lambda path: read_picture(path, shape, fit)), files))
     good = [i for i, result in enumerate(results) if not isinstance(result, str)]
     images = np.empty((len(good), *shape.axes), np.uint8)
     for row, i in enumerate(good):
@@ -170,34 +168,10 @@ class BadPictureError(Exception):
     """A file that cannot be decoded; the message is the reason."""
 
 
-@dataclass(frozen=True)
-class PictureFacts:
-    """What a file says about its picture."""
-
-    width: int
-    height: int
-    is_gray: bool
-
-
-def read_picture(
-    path: Path,
-    size: int,
-    channels: int,
-    fit: Fit,
-    interpolation: Interpolation = "bilinear",
-    crop: int | None = None,
-) -> NDArray[np.uint8]:
+def read_picture(path: Path, shape: Shape, fit: Fit = "resize") -> NDArray[np.uint8]:
     """Decode one file to C, H, W. The caller turns PIL's warning about decompression bombs into an error."""
     with _opened(path) as image:
-        return fit_picture(plain(image), size, channels, fit, interpolation, crop)
-
-
-def picture_facts(path: Path, *, decode: bool) -> PictureFacts:
-    """Read the header, and with `decode` check that the rest can be decoded."""
-    with _opened(path) as image:
-        if decode:
-            plain(image).load()
-        return PictureFacts(*image.size, is_gray=image.mode in GRAY)
+        return fit_picture(plain(image), shape, fit)
 
 
 @contextmanager
@@ -219,46 +193,33 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise BadPictureError(text[0].lower() + text[1:]) from None
 
 
-def fit_picture(
-    image: Image.Image,
-    size: int,
-    channels: int,
-    fit: Fit,
-    interpolation: Interpolation = "bilinear",
-    crop: int | None = None,
-) -> NDArray[np.uint8]:
-    """Shorter side to `size`, then the square in the middle, as torchvision's Resize and CenterCrop do it.
+def fit_picture(image: Image.Image, shape: Shape, fit: Fit = "resize") -> NDArray[np.uint8]:
+    """Shorter side to the wanted size, then the square in the middle, as torchvision's Resize and CenterCrop do it.
 
     A picture of that size is left as it is. With `fit="crop"`, only pictures that are too small are resized. With
     `crop`, CenterCrop(crop) of the result gives the same pixels as CenterCrop(crop) of the whole resized picture:
     two crops that round one after the other may be a pixel off.
     """
-    image = image.convert("L" if channels == 1 else "RGB")
+    size = shape.size
+    image = image.convert("L" if shape.channels == 1 else "RGB")
     shorter = min(image.size)
     if shorter != size and (fit == "resize" or shorter < size):
         width, height = (size if side == shorter else int(size * side / shorter) for side in image.size)
         if Image.MAX_IMAGE_PIXELS and width * height > Image.MAX_IMAGE_PIXELS:
             raise ValueError(f"its sides are too unequal to resize it: {image.width} × {image.height} pixels")
-        image = image.resize((width, height), RESAMPLING[interpolation])
+        image = image.resize((width, height), RESAMPLING[shape.interpolation])
     if image.size != (size, size):
-        inner = crop or size
+        inner = shape.crop or size
         left, top = (round((side - inner) / 2) - round((size - inner) / 2) for side in image.size)
         image = image.crop((left, top, left + size, top + size))
     pixels: NDArray[np.uint8] = np.asarray(image)
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+    return pixels[None] if shape.channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def fit_array(
-    pixels: NDArray[np.uint8],
-    size: int,
-    channels: int,
-    fit: Fit,
-    interpolation: Interpolation = "bilinear",
-    crop: int | None = None,
-) -> NDArray[np.uint8]:
+def fit_array(pixels: NDArray[np.uint8], shape: Shape, fit: Fit = "resize") -> NDArray[np.uint8]:
     """`fit_picture` for an array C, H, W."""
     plane = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
-    return fit_picture(Image.fromarray(np.ascontiguousarray(plane)), size, channels, fit, interpolation, crop)
+    return fit_picture(Image.fromarray(np.ascontiguousarray(plane)), shape, fit)
 
 
 def plain(image: Image.Image) -> Image.Image:
@@ -300,20 +261,29 @@ def look(source: Source, task: Task) -> Look:
         return Look(len(source), True, (width, height), (width, height), min(width, height), channels == 1, ())
     chosen = [source.files[i] for i in np.unique(np.linspace(0, len(source) - 1, MOST_LOOKED_AT).astype(int))]
     decode = sum(file_size(path) for path in chosen) <= MOST_DECODED
-    seen: list[PictureFacts | str] = []
+
+    def size_and_mode(path: Path) -> tuple[tuple[int, int], str]:
+        with _opened(path) as image:
+            if decode:
+                plain(image).load()
+            return image.size, image.mode
+
+    bad, sizes, modes = [], [], set()
     with _decoding_threads() as pool:
-        for found in pool.map(_or_reason(lambda path: picture_facts(path, decode=decode)), chosen):
-            seen.append(found)
+        for path, found in zip(chosen, pool.map(_or_reason(size_and_mode), chosen), strict=True):
             task.advance(1)
-    bad = tuple((path, fact) for path, fact in zip(chosen, seen, strict=True) if isinstance(fact, str))
-    good = [fact for fact in seen if isinstance(fact, PictureFacts)]
-    sizes = sorted(((fact.width, fact.height) for fact in good), key=min) or [(0, 0)]
+            if isinstance(found, str):
+                bad.append((path, found))
+            else:
+                sizes.append(found[0])
+                modes.add(found[1])
+    sizes = sorted(sizes, key=min) or [(0, 0)]
     return Look(
         n_looked_at=len(chosen),
         was_decoded=decode,
         smallest=sizes[0],
         largest=sizes[-1],
         median_side=min(sizes[len(sizes) // 2]),
-        is_gray=bool(good) and all(fact.is_gray for fact in good),
-        bad=bad,
+        is_gray=bool(modes) and modes <= GRAY,
+        bad=tuple(bad),
     )

@@ -4,30 +4,27 @@ pooch also verifies and unpacks, but it sends no Range header, so a broken downl
 our files have up to 0.9 GB, so resuming pays for our own downloader.
 """
 
-import errno
 import hashlib
 import os
 import shlex
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Literal
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from salcli import __version__
-from salcli.data.archives import archive_kind, unpack
+from salcli.data.archives import is_archive, unpack
 from salcli.data.catalogue import DataSet, RemoteFile, data_set, stand_ins
 from salcli.errors import DataError, FetchError, SalError
 from salcli.progress import Progress, Silent, Task
 
 Status = Literal["here", "custom", "partial", "missing"]  # custom: something stands in for it
-Opener = Callable[[Request], HTTPResponse]
 
 ATTEMPTS = 4  # in a row without a single new byte
 FIRST_PAUSE = 1.0  # seconds; doubles with each attempt
@@ -36,12 +33,6 @@ TIMEOUT = 30.0  # seconds without a single byte
 USER_AGENT = f"salcli/{__version__} (data set download)"
 RANGE_NOT_SATISFIABLE = 416
 WORTH_ANOTHER_TRY = {408, 425, 429, 500, 502, 503, 504}
-MEANING = {
-    401: "it requires a login",
-    403: "access denied",
-    404: "the file does not exist any more",
-    410: "the file was removed",
-}
 PAGE_STARTS = (b"<!doctype html", b"<html", b"<?xml", b"<head")
 
 
@@ -74,42 +65,30 @@ def status(name: str, root: Path) -> Status:
 
 def stand_in(name: str, root: Path) -> Path | None:
     """NAME/ or NAME.npz below the data root, if it is not empty."""
-    for path in stand_ins(name, root):
-        if _is_there(path) and path.is_dir() == (path.suffix != ".npz"):
-            return path
-    return None
+    return next(filter(_is_there, stand_ins(name, root)), None)
 
 
-def open_url(request: Request) -> HTTPResponse:
-    """urllib, for http and https only."""
-    if urlsplit(request.full_url).scheme not in ("http", "https"):
-        raise URLError("only http and https addresses are fetched")
-    response: HTTPResponse = urlopen(request, timeout=TIMEOUT)
-    return response
-
-
-def fetch(
-    names: Iterable[str], root: Path, progress: Progress | None = None, opener: Opener = open_url
-) -> Iterator[Fetched]:
+def fetch(names: Iterable[str], root: Path, progress: Progress | None = None) -> Iterator[Fetched]:
     """Fetch data sets one by one. A failure does not stop the others: all failures are raised together at the end."""
     records = [data_set(name) for name in dict.fromkeys(names)]  # unknown names are reported before the first byte
     failures = []
     for record in records:
         try:
-            yield _fetch_set(record, root, progress or Silent(), opener)
+            yield _fetch_set(record, root, progress or Silent())
         except SalError as error:
             failures.append(f"{record.name}: {error}")
     if failures:
         raise FetchError("\n".join(failures))
 
 
-def _fetch_set(record: DataSet, root: Path, progress: Progress, opener: Opener) -> Fetched:
+def _fetch_set(record: DataSet, root: Path, progress: Progress) -> Fetched:
     if record.is_embedded:
         return Fetched(record.name, "embedded")
+    if replacement := stand_in(record.name, root):
+        return Fetched(record.name, "here already", (replacement,))
     paths = tuple(root / path for path in record.paths)
-    if status(record.name, root) in ("here", "custom"):
-        replacement = stand_in(record.name, root)
-        return Fetched(record.name, "here already", (replacement,) if replacement else paths)
+    if status(record.name, root) == "here":
+        return Fetched(record.name, "here already", paths)
     if record.by_hand:
         raise FetchError(f"salcli cannot download it; {record.how_to_get}")
     folder = root / record.folder
@@ -120,8 +99,8 @@ def _fetch_set(record: DataSet, root: Path, progress: Progress, opener: Opener) 
             continue
         n_missing = max((file.n_bytes or 0) - _size(part_of(folder / file.name)), 0)
         with progress.task(file.name, n_missing, "bytes") as task:
-            download(file, folder, task, again=again, opener=opener)
-        if archive_kind(file.name):
+            download(file, folder, task, again=again)
+        if is_archive(file.name):
             unpack(folder / file.name, folder, progress)
     lacking = [path for path in record.provides if not _is_there(root / path)]
     if lacking:
@@ -144,48 +123,42 @@ def _size(path: Path) -> int:
 
 
 def download(
-    file: RemoteFile,
-    folder: Path,
-    task: Task,
-    *,
-    again: str = "salcli data fetch",
-    opener: Opener = open_url,
-    sleep: Callable[[float], None] = time.sleep,
-) -> bool:
-    """Put the file into the folder; False if it was there already. `again` is the command that errors suggest.
+    file: RemoteFile, folder: Path, task: Task, *, again: str, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Put the file into the folder, unless it is there. `again` is the command that errors suggest.
 
     An interrupted transfer leaves NAME.part, from which the next one resumes.
     """
     target = folder / file.name
-    shown = (file.checksum or "").replace(":", " ")
+    shown = file.checksum.replace(":", " ")
     if target.exists():
         if actual := _wrong_digest(file, target):
             raise FetchError(
                 f"{target} is damaged or another file: expected {shown}, got {actual}; remove it, then run: {again}"
             )
-        return False
+        return
     part = part_of(target)
     failures = []
     for url in (file.url, *file.mirrors):
         try:
             has_part = part.exists()
-            _transfer_all(url, part, task, opener, sleep)
+            _transfer_all(url, part, task, sleep)
             if has_part and _wrong_digest(file, part):  # the part was of another file
                 part.unlink()
-                _transfer_all(url, part, task, opener, sleep)
+                _transfer_all(url, part, task, sleep)
             if actual := _wrong_digest(file, part):
                 part.unlink()
                 raise Refused(f"other bytes than published: expected {shown}, got {actual}; they were discarded")
             with part.open("rb") as complete:
                 os.fsync(complete.fileno())
             part.replace(target)
-            return True
+            return
         except (Refused, Interrupted) as error:
             failures.append(f"  {url}: {error}")
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
             raise FetchError(f"{target} cannot be written: {reason}; fix that, then resume with: {again}") from None
-    by_hand = f"get it another way, put it at {target}{f' ({shown})' if shown else ''}, then run: {again}"
+    by_hand = f"get it another way, put it at {target} ({shown}), then run: {again}"
     raise FetchError("\n".join([f"{file.name} cannot be fetched", *failures, by_hand]))
 
 
@@ -194,27 +167,20 @@ def part_of(target: Path) -> Path:
     return target.with_name(f"{target.name}.part")
 
 
-def checksum_of(path: Path, algorithm: str) -> str:
-    """The hexadecimal digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
-
-
 def _wrong_digest(file: RemoteFile, path: Path) -> str | None:
     """The digest of a file that differs from the published one, else None."""
-    if file.checksum is None:
-        return None
     algorithm, _, expected = file.checksum.partition(":")
-    actual = checksum_of(path, algorithm)
+    with path.open("rb") as opened:
+        actual = hashlib.file_digest(opened, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
     return actual if actual != expected else None
 
 
-def _transfer_all(url: str, part: Path, task: Task, opener: Opener, sleep: Callable[[float], None]) -> None:
+def _transfer_all(url: str, part: Path, task: Task, sleep: Callable[[float], None]) -> None:
     """Try until the file is complete; give up after some attempts in a row without a new byte."""
     n_failed, most = 0, _size(part)
     while True:
         try:
-            return _transfer(url, part, task, opener)
+            return _transfer(url, part, task)
         except Interrupted:
             n_failed = 1 if _size(part) > most else n_failed + 1
             most = max(most, _size(part))
@@ -234,10 +200,10 @@ class Interrupted(Exception):  # noqa: N818
     """The transfer broke off; another attempt may succeed."""
 
 
-def _transfer(url: str, part: Path, task: Task, opener: Opener) -> None:
+def _transfer(url: str, part: Path, task: Task) -> None:
     """Append what `part` lacks. Raises Interrupted, Refused, or OSError if it cannot be stored."""
     n_here = _size(part)
-    response = _request(url, n_here, opener)
+    response = _request(url, n_here)
     if response is None:  # complete already: a process was killed just before the renaming
         return
     try:
@@ -266,36 +232,29 @@ def _transfer(url: str, part: Path, task: Task, opener: Opener) -> None:
         raise Interrupted(f"the connection broke after {n_here + received:,} of {n_here + expected:,} bytes")
 
 
-def _request(url: str, n_here: int, opener: Opener) -> HTTPResponse | None:
+def _request(url: str, n_here: int) -> HTTPResponse | None:
     """Ask for the bytes from n_here on; None where there are no more."""
     # identity: with compression on the way, lengths and ranges would be meaningless
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     if n_here:
         headers["Range"] = f"bytes={n_here}-"
     try:
-        return opener(Request(url, headers=headers))
+        response: HTTPResponse = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
+        return response
     except HTTPError as error:
         error.close()
         if error.code == RANGE_NOT_SATISFIABLE and n_here:
             return None
         kind = Interrupted if error.code in WORTH_ANOTHER_TRY else Refused
-        raise kind(f"the server answered {error.code} ({MEANING.get(error.code, error.reason)})") from None
-    except (URLError, HTTPException, OSError) as error:
-        raise _explained(getattr(error, "reason", error), urlsplit(url).hostname) from None
-
-
-def _explained(reason: object, host: str | None) -> Refused | Interrupted:
-    if isinstance(reason, socket.gaierror):
-        return Refused(f"no name server knows {host} (is there a network?)")
-    if isinstance(reason, TimeoutError):
-        return Interrupted(f"no answer from {host} for {TIMEOUT:.0f} s")
-    if isinstance(reason, ConnectionRefusedError):
-        return Refused(f"no connection to {host} (is a proxy or a firewall in the way?)")
-    if isinstance(reason, OSError) and reason.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-        return Refused(f"{host} is out of reach (is there a network?)")
-    if isinstance(reason, (ConnectionError, HTTPException)):
-        return Interrupted(f"the connection broke ({reason or type(reason).__name__})")
-    return Refused(str(reason))
+        raise kind(f"the server answered {error.code} ({error.reason})") from None
+    except (HTTPException, OSError) as error:
+        reason = getattr(error, "reason", error)
+        broke = isinstance(reason, (TimeoutError, ConnectionError, HTTPException))
+        kind = Interrupted if broke and not isinstance(reason, ConnectionRefusedError) else Refused
+        raise kind(
+            f"no answer from {urlsplit(url).hostname} ({reason or type(reason).__name__}): is there a network, or a "
+            "proxy or firewall in the way?"
+        ) from None
 
 
 def _read(response: HTTPResponse) -> bytes:

@@ -61,7 +61,7 @@ class ImageFormat:
         if not (isinstance(samples, Sequence) and all(isinstance(one, Image.Image) for one in samples)):
             raise DataError("a detector takes paths, PIL images, or one array or tensor of images (n, C, H, W), uint8")
         try:
-            return self._stack([fit_picture(plain(one), *self._how) for one in samples])
+            return self._stack([fit_picture(plain(one), self._shape, self.fit) for one in samples])
         except BROKEN as error:
             raise DataError(f"an image cannot be decoded: {error}") from None
 
@@ -78,11 +78,10 @@ class ImageFormat:
         """All files in order, by the code of `prepare`, so that the network sees what it would be trained on."""
         if asked != ANY:
             raise UsageMistakeError("--vector and --row-id are for detectors of vectors; this one takes images")
-        shape = Shape(self.channels, self.size, self.interpolation, self.crop)
         at_once = batch_size * max(1, FEWEST_AT_ONCE // batch_size)
         for first in range(0, len(files), at_once):
             some, start = files[first : first + at_once], 0
-            for block in decode(Source(some, fit=self.fit), shape, Silent(), skip_bad=True):
+            for block in decode(Source(some, fit=self.fit), self._shape, Silent(), skip_bad=True):
                 stop = start + len(block.index) + len(block.bad)
                 unreadable = np.setdiff1d(np.arange(start, stop), block.index) - start
                 failed = {int(i): reason for i, (_, reason) in zip(unreadable, block.bad, strict=True)}
@@ -101,11 +100,11 @@ class ImageFormat:
             return np.require(images, requirements=["C", "W"])  # copies only what torch would warn about
         if images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
             raise DataError(f"images have 1 or 3 channels, in the second axis (n, C, H, W); got {shape}")
-        return self._stack([fit_array(image, *self._how) for image in images])
+        return self._stack([fit_array(image, self._shape, self.fit) for image in images])
 
     @property
-    def _how(self) -> tuple[int, int, Fit, Interpolation, int | None]:
-        return self.size, self.channels, self.fit, self.interpolation, self.crop
+    def _shape(self) -> Shape:
+        return Shape(self.channels, self.size, self.interpolation, self.crop)
 
     def _stack(self, images: list[NDArray[Any]]) -> NDArray[Any]:
         return np.stack(images) if images else np.empty((0, *self.sample_shape), np.uint8)

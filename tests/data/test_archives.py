@@ -3,19 +3,16 @@
 import gzip
 import io
 import os
-import re
-import stat
 import tarfile
-import zipfile
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from helpers.compute import Watched
 
 from salcli.data import archives
-from salcli.data.archives import Tar, unpack
+from salcli.data.archives import unpack
 from salcli.errors import DataError
+from salcli.progress import Silent
 
 FILES = {"set/a.txt": b"first", "set/deep/b.bin": bytes(range(256)) * 400, "list.txt": b"names"}
 
@@ -52,11 +49,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
 def archive_of(path: Path, files: dict[str, bytes]) -> Path:
     """In the format of the name; a gzipped file holds the first one only."""
     kind = path.name.rpartition(".")[2]
-    if kind == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in files.items():
-                archive.writestr(name, content)
-    elif kind == "gz" and ".tar" not in path.name:
+    if kind == "gz" and ".tar" not in path.name:
         path.write_bytes(gzip.compress(next(iter(files.values()))))
     else:
         tar(path, mode="w" if kind == "tar" else f"w:{kind.replace('tgz', 'gz')}", files=files)
@@ -66,13 +59,13 @@ def archive_of(path: Path, files: dict[str, bytes]) -> Path:
 # --- what goes well
 
 
-@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz", "a.zip"])
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz"])
 def test_an_archive_comes_out_as_it_went_in_and_every_byte_is_counted(folder: Path, name: str) -> None:
-    counter = Watched()
-    assert unpack(archive_of(folder.parent / name, FILES), folder, counter) == [folder / "list.txt", folder / "set"]
+    archive, counter = archive_of(folder.parent / name, FILES), Watched()
+    assert unpack(archive, folder, counter) == [folder / "list.txt", folder / "set"]
     assert tree(folder) == FILES
-    assert counter.seen == sum(map(len, FILES.values()))
-    assert unpack(archive_of(folder / "train-images.gz", FILES), folder) == [folder / "train-images"]
+    assert counter.seen == archive.stat().st_size
+    assert unpack(archive_of(folder / "train-images.gz", FILES), folder, Silent()) == [folder / "train-images"]
     assert (folder / "train-images").read_bytes() == FILES["set/a.txt"]
 
 
@@ -81,7 +74,7 @@ def test_what_was_there_before_is_replaced_as_a_whole(folder: Path) -> None:
     for name in ("set/stale.txt", "other.txt", f"{stage.name}/set/half"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("of an older version")
-    unpack(tar(folder.parent / "a.tar", files=FILES), folder)
+    unpack(tar(folder.parent / "a.tar", files=FILES), folder, Silent())
     assert tree(folder) == {**FILES, "other.txt": b"of an older version"}
 
 
@@ -92,7 +85,7 @@ def assert_refused(archive: Path, folder: Path, words: str) -> None:
     """An error that says why; and not a byte is left, neither in the folder nor around it."""
     before = {path: path.lstat().st_mtime_ns for path in folder.parent.rglob("*") if path.is_file()}
     with pytest.raises(DataError, match=words) as caught:
-        unpack(archive, folder)
+        unpack(archive, folder, Silent())
     assert str(archive) in str(caught.value)
     assert {path: path.lstat().st_mtime_ns for path in folder.parent.rglob("*") if not path.is_dir()} == before
     assert list(folder.iterdir()) == []
@@ -100,39 +93,25 @@ def assert_refused(archive: Path, folder: Path, words: str) -> None:
 
 TRICKS = {
     "parent": (member("set/../../evil"),),
-    "absolute": (member("/tmp/salcli-evil"),),
     "symlink to absolute": (member("set", tarfile.SYMTYPE, "/etc/passwd"),),
-    "symlink deep to outside": (member("set/link", tarfile.SYMTYPE, "../../evil"),),
     "file through a symlink": (member("set", tarfile.SYMTYPE, "."), member("set/evil")),
-    # real path of a/..: the parent of the folder, because a is the folder itself
-    "symlink over a symlink": (member("a", tarfile.SYMTYPE, "."), member("b", tarfile.SYMTYPE, "a/../evil")),
     "hard link to parent": (member("set", tarfile.LNKTYPE, "../evil"),),
-    "hard link over a symlink": (member("a", tarfile.SYMTYPE, "b"), member("h", tarfile.LNKTYPE, "a/x")),
     "device": (member("set", tarfile.CHRTYPE),),
 }
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_a_tar_archive_cannot_climb_out(folder: Path, trick: str) -> None:
-    members = (member("innocent"), *TRICKS[trick])
-    archive = tar(folder.parent / "a.tar.gz", *members, mode="w:gz")
-    assert_refused(archive, folder, "climbs out|outside|leads through a link|is a device or a pipe")
-    with closing(Tar(archive)) as content, pytest.raises(DataError):  # not only by Python's own filter, while it writes
-        content.check(limit=1_000_000)
+def test_a_tar_archive_cannot_climb_out_and_holds_no_links(folder: Path, trick: str) -> None:
+    archive = tar(folder.parent / "a.tar.gz", member("innocent"), *TRICKS[trick], mode="w:gz")
+    assert_refused(archive, folder, "is not safe: .*(outside the destination|is a link, a device or a pipe)")
 
 
-@pytest.mark.parametrize("name", ["set/../../evil", "/tmp/salcli-evil", "C:\\evil"])
-def test_a_zip_archive_cannot_climb_out_and_holds_no_links(folder: Path, name: str) -> None:
-    archive = archive_of(folder.parent / "a.zip", {"ok": b"ok", name: b"x"})
-    assert_refused(archive, folder, rf"member {re.escape(repr(name))} climbs out")
-    link = zipfile.ZipInfo("set")
-    link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    with zipfile.ZipFile(archive, "w") as content:
-        content.writestr(link, "/etc/passwd")
-    assert_refused(archive, folder, "'set' is a link, a device or a pipe")
+def test_an_absolute_path_is_taken_from_the_folder(folder: Path) -> None:
+    unpack(tar(folder.parent / "a.tar", member("/tmp/salcli-evil")), folder, Silent())
+    assert tree(folder) == {"tmp/salcli-evil": b"x"}
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.zip", "a.gz"])
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.gz"])
 def test_a_broken_archive_leaves_nothing_behind(folder: Path, name: str) -> None:
     archive = archive_of(folder.parent / name, {"set/noise": os.urandom(200_000), "set/more": os.urandom(200_000)})
     good = archive.read_bytes()
@@ -143,7 +122,7 @@ def test_a_broken_archive_leaves_nothing_behind(folder: Path, name: str) -> None
         assert_refused(archive, folder, "damaged or truncated.*remove it and run the same command again")
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip", "a.gz", "a.tar.bz2", "a.tar.xz"])
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.gz", "a.tar.bz2", "a.tar.xz"])
 def test_a_bomb_does_not_go_off(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "SMALL", 1_000_000)
     assert_refused(archive_of(folder.parent / name, {"zeros": bytes(20_000_000)}), folder, "unpacks to more than")
@@ -153,9 +132,10 @@ def test_a_bomb_does_not_go_off(folder: Path, name: str, monkeypatch: pytest.Mon
     assert_refused(folder.parent / "a.tar", folder, "unpacks to more than")
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
 def test_no_archive_has_more_members_than_memory_and_inodes_allow(
-    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "MOST_MEMBERS", 20)
-    assert_refused(archive_of(folder.parent / name, {f"{i}": b"" for i in range(30)}), folder, "more than 20 members")
+    assert_refused(
+        archive_of(folder.parent / "a.tar.gz", {f"{i}": b"" for i in range(30)}), folder, "more than 20 members"
+    )

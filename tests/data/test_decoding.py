@@ -35,7 +35,7 @@ def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarr
 
 
 def read(path: Path, size: int = 8, channels: int = 3) -> np.ndarray:
-    return read_picture(path, size, channels, "resize")
+    return read_picture(path, Shape(channels, size))
 
 
 @given(*[st.integers(1, 70)] * 2, st.integers(1, 40), st.sampled_from([1, 3]), st.sampled_from(["bilinear", "bicubic"]))
@@ -44,25 +44,25 @@ def test_other_sizes_are_brought_down_as_torchvision_does_it(
 ) -> None:
     image = Image.fromarray(noise(height, width)).convert("L" if channels == 1 else "RGB")
     expected = np.asarray(CenterCrop(size)(Resize(size, InterpolationMode(how))(image)))
-    found = fit_picture(image, size, channels, "resize", how)
+    found = fit_picture(image, Shape(channels, size, how))
     np.testing.assert_array_equal(found, expected[None] if channels == 1 else expected.transpose(2, 0, 1))
 
 
 @given(st.integers(8, 40), st.integers(8, 40))
 def test_a_set_to_be_cropped_only_keeps_its_pixels(height: int, width: int) -> None:
     pixels = noise(height, width)
-    found = fit_picture(Image.fromarray(pixels), 8, 3, "crop")
+    found = fit_picture(Image.fromarray(pixels), Shape(3, 8), "crop")
     top, left = round((height - 8) / 2), round((width - 8) / 2)
     np.testing.assert_array_equal(found.transpose(1, 2, 0), pixels[top : top + 8, left : left + 8])
     small = Image.fromarray(noise(4, 6))  # too small to crop
-    np.testing.assert_array_equal(fit_picture(small, 8, 3, "crop"), fit_picture(small, 8, 3, "resize"))
+    np.testing.assert_array_equal(fit_picture(small, Shape(3, 8), "crop"), fit_picture(small, Shape(3, 8)))
 
 
 def test_arrays_go_through_the_same_code() -> None:
     pixels = np.stack([noise(20, 30, seed=i) for i in range(5)])
     found = decoded(Source(array=pixels.transpose(0, 3, 1, 2)), size=8)
     for image, expected in zip(found, pixels, strict=True):
-        np.testing.assert_array_equal(image, fit_picture(Image.fromarray(expected), 8, 3, "resize"))
+        np.testing.assert_array_equal(image, fit_picture(Image.fromarray(expected), Shape(3, 8)))
 
 
 def test_a_folder_may_mix_sizes_formats_and_modes_and_keeps_its_order(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 from torchvision import models
 
-from salcli.data.decoding import fit_picture, read_picture
+from salcli.data.decoding import Shape, fit_picture, read_picture
 from salcli.errors import ModelError, WeightsError
 from salcli.models import pretrained
 from salcli.models.network import Classifier
@@ -91,8 +91,8 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def decoded(folder: Path, one: Embedder) -> Tensor:
-    how = one.spec.preprocessing.resize, 3, "resize", one.spec.preprocessing.interpolation
-    return torch.stack([torch.tensor(read_picture(folder / name, *how)) for name in PHOTOS])
+    shape = Shape(3, one.spec.preprocessing.resize, one.spec.preprocessing.interpolation)
+    return torch.stack([torch.tensor(read_picture(folder / name, shape)) for name in PHOTOS])
 
 
 def transformed(folder: Path, transform: Callable[[Image.Image], Tensor]) -> Tensor:
@@ -189,7 +189,7 @@ def test_crops_have_the_pixels_of_the_librarys_own_transform_to_the_last_one(nam
     theirs, way = TRANSFORMS[name]
     frozen = Embedder(EmbedderSpec("small-cnn", None, way))
     for size in SIZES:
-        whole = fit_picture(photo(size), way.resize, 3, "resize", way.interpolation, way.crop)
+        whole = fit_picture(photo(size), Shape(3, way.resize, way.interpolation, way.crop))
         assert whole.shape == (3, way.resize, way.resize)
         found, expected = frozen.normalised(torch.from_numpy(np.array(whole))[None])[0], theirs(photo(size))
         assert torch.equal(found.mul(255).round(), expected.mul(255).round()), size

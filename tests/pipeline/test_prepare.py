@@ -13,7 +13,7 @@ from helpers.custom_images import SIZE, lay_out, save
 from helpers.quick import REPOSITORY
 from torch import nn
 
-from salcli.data.decoding import read_picture
+from salcli.data.decoding import Shape, read_picture
 from salcli.data.duplicates import sample_digests
 from salcli.errors import DataError
 from salcli.models.pretrained import EmbedderSpec, Preprocessing
@@ -196,7 +196,7 @@ def test_an_embedded_set_holds_the_features_of_its_decoded_images_and_the_digest
     found = workspace.find(prepared_set("unlabeled"))
     samples, names = read_samples(found), read_file_names(found)
     assert (samples.array.shape, samples.array.dtype) == ((24, 7), np.float32)
-    pixels = np.stack([read_picture(photos / "unlabeled" / name, 12, 3, "resize", "bicubic") for name in names])
+    pixels = np.stack([read_picture(photos / "unlabeled" / name, Shape(3, 12, "bicubic")) for name in names])
     with torch.inference_mode():
         np.testing.assert_allclose(samples.array, tiny(torch.from_numpy(pixels)), atol=1e-5)
     np.testing.assert_array_equal(read_digests(found), sample_digests(pixels))
