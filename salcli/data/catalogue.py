@@ -113,12 +113,29 @@ def _built_in(
     return DataSet(name, title, role, n_images, size, licence, home, lambda root: Source.of(make()), n_test=n_test)
 
 
-def _idx_files(mirrors: tuple[str, ...], *facts: tuple[str, int]) -> tuple[RemoteFile, ...]:
-    """The four files of MNIST and its relatives; `facts` are the md5 and the size of each."""
-    return tuple(
-        _remote(mirrors[0], f"{name}.gz", md5, n_bytes, *mirrors[1:])
-        for name, (md5, n_bytes) in zip(readers.IDX_FILES, facts, strict=True)
+def _cifar(
+    name: str, title: str, archive: str, md5: str, n_bytes: int, read: Callable[[Path], Source], *provides: str
+) -> DataSet:
+    home = "https://www.cs.toronto.edu/~kriz/"
+    return DataSet(
+        name, title, "both", 60_000, "32×32", NOT_STATED, f"{home}cifar.html", read,
+        files=(_remote(home, archive, md5, n_bytes),), provides=provides, n_test=10_000,
+    )  # fmt: skip
+
+
+def _mnist(
+    name: str, title: str, licence: str, home: str, read: Callable[[Path], Source], folder: str,
+    addresses: tuple[str, ...], *facts: tuple[str, int],
+) -> DataSet:  # fmt: skip
+    """MNIST or a relative, which has the same four files; `facts` are the md5 and the size of each."""
+    files = tuple(
+        _remote(addresses[0], f"{file}.gz", md5, n_bytes, *addresses[1:])
+        for file, (md5, n_bytes) in zip(readers.IDX_FILES, facts, strict=True)
     )
+    return DataSet(
+        name, title, "both", 70_000, "28×28 gray", licence, home, read, files, folder,
+        provides=tuple(f"{folder}/{file}" for file in readers.IDX_FILES), n_test=10_000,
+    )  # fmt: skip
 
 
 def _pictures(name: str, folder: str, fit: Fit = "resize") -> Callable[[Path], Source]:
@@ -174,29 +191,13 @@ DIGITS = ("8×8 gray", "CC BY 4.0", "https://archive.ics.uci.edu/dataset/80")
 PHOTOS = ("8×8 gray", "CC BY 2.0", "https://scikit-learn.org")
 MADE = ("2-D vector", "Apache-2.0", "")  # licensed as salcli itself
 
-CIFAR10 = DataSet(
-    "cifar10", "CIFAR-10", "both", 60_000, "32×32", NOT_STATED,
-    "https://www.cs.toronto.edu/~kriz/cifar.html", readers.cifar10,
-    files=(
-        _remote(
-            "https://www.cs.toronto.edu/~kriz/", "cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a", 170_498_071,
-        ),
-    ),
-    provides=tuple(f"{readers.CIFAR10}/{name}" for name in (*readers.CIFAR10_BATCHES, "test_batch", "batches.meta")),
-    n_test=10_000,
+CIFAR10 = _cifar(
+    "cifar10", "CIFAR-10", "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170_498_071, readers.cifar10,
+    *(f"{readers.CIFAR10}/{name}" for name in (*readers.CIFAR10_BATCHES, "test_batch", "batches.meta")),
 )  # fmt: skip
-CIFAR100 = DataSet(
-    "cifar100", "CIFAR-100", "both", 60_000, "32×32", NOT_STATED,
-    "https://www.cs.toronto.edu/~kriz/cifar.html", readers.cifar100,
-    files=(
-        _remote(
-            "https://www.cs.toronto.edu/~kriz/", "cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437,
-        ),
-    ),
-    provides=tuple(f"{readers.CIFAR100}/{name}" for name in ("train", "test", "meta")),
-    n_test=10_000,
+CIFAR100 = _cifar(
+    "cifar100", "CIFAR-100", "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437,
+    readers.cifar100, *(f"{readers.CIFAR100}/{name}" for name in ("train", "test", "meta")),
 )  # fmt: skip
 HALF_OF_CIFAR100 = replace(CIFAR100, n_images=30_000, n_test=5_000, part_of="cifar100")
 
@@ -218,33 +219,23 @@ DATA_SETS = {
             HALF_OF_CIFAR100,
             name="cifar100-last50", title="CIFAR-100, classes 50 to 99", role="ood", classes=range(50, 100),
         ),
-        DataSet(
-            "fashion-mnist", "Fashion-MNIST", "both", 70_000, "28×28 gray", "MIT",
-            "https://github.com/zalandoresearch/fashion-mnist", readers.fashion_mnist,
-            files=_idx_files(
-                ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-                ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
-                ("25c81989df183df01b3e8a0aad5dffbe", 29_515),
-                ("bef4ecab320f06d8554ea6380940ec79", 4_422_102),
-                ("bb300cfdad3c16e7a12a480ee83cd310", 5_148),
-            ),
-            folder="FashionMNIST/raw",
-            provides=tuple(f"FashionMNIST/raw/{name}" for name in readers.IDX_FILES),
-            n_test=10_000,
+        _mnist(
+            "fashion-mnist", "Fashion-MNIST", "MIT", "https://github.com/zalandoresearch/fashion-mnist",
+            readers.fashion_mnist, "FashionMNIST/raw",
+            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+            ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+            ("25c81989df183df01b3e8a0aad5dffbe", 29_515),
+            ("bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+            ("bb300cfdad3c16e7a12a480ee83cd310", 5_148),
         ),
-        DataSet(
-            "mnist", "MNIST handwritten digits", "both", 70_000, "28×28 gray", NOT_STATED,
-            "http://yann.lecun.com/exdb/mnist/", readers.mnist,
-            files=_idx_files(
-                ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
-                ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
-                ("d53e105ee54ea40749a09fcbcd1e9432", 28_881),
-                ("9fb629c4189551a2d022fa330f9573f3", 1_648_877),
-                ("ec29112dd5afa0611ce80d1b7f02629c", 4_542),
-            ),
-            folder="MNIST/raw",
-            provides=tuple(f"MNIST/raw/{name}" for name in readers.IDX_FILES),
-            n_test=10_000,
+        _mnist(
+            "mnist", "MNIST handwritten digits", NOT_STATED, "http://yann.lecun.com/exdb/mnist/",
+            readers.mnist, "MNIST/raw",
+            ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+            ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+            ("d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+            ("9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+            ("ec29112dd5afa0611ce80d1b7f02629c", 4_542),
         ),
         DataSet(
             "svhn", "Street View House Numbers, cropped digits", "both", 99_289, "32×32", "non-commercial",

@@ -4,15 +4,13 @@ import csv
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from salcli.data.readers import UNREADABLE, channels_first, numbered_labels
-from salcli.data.samples import Source, class_order, concatenated, joined, shown
+from salcli.data.samples import Source, concatenated, joined, numbered, shown
 from salcli.data.vectors import (
     ANY,
     ARRAYS,
@@ -20,6 +18,7 @@ from salcli.data.vectors import (
     TABLES,
     Columns,
     beside_npy,
+    for_testing,
     from_arrays,
     is_vector_arrays,
     read_vectors,
@@ -37,10 +36,9 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 RESERVED = {"average", "encoders", "networks", "representation"}  # a row of the table; folders in runs/
 
 
-def read_custom(name: str, paths: Path | Sequence[Path], *, labeled: bool, columns: Columns = ANY) -> Source:
+def read_custom(name: str, paths: Sequence[Path], *, labeled: bool, columns: Columns = ANY) -> Source:
     """A set of data.custom from one path or several, images not decoded yet: with its classes, or all below a path."""
-    several = [paths] if isinstance(paths, Path) else list(paths)
-    return concatenated(name, [_read_one(name, path, labeled=labeled, columns=columns) for path in several], several)
+    return concatenated(name, [_read_one(name, path, labeled=labeled, columns=columns) for path in paths], paths)
 
 
 def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Source:
@@ -59,12 +57,10 @@ def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Sour
                     ".npz, .npy or .parquet file"
                 )
             return read_list(path, labeled=labeled)
-        source = read_folder(path, labeled=True) if labeled else Source(image_files(path))
+        source = read_folder(path, labeled=True) if labeled else _read_part(path, path, labeled=False)
     except (OSError, ValueError) as error:
         where = getattr(error, "filename", None) or path
         raise DataError(f"{name}: {where} cannot be read ({getattr(error, 'strerror', error)}); fix that") from None
-    if not len(source):
-        raise DataError(f"{name}: {path} holds no images; put some there, in formats such as {EXAMPLES}")
     if len(source.class_names) > 1 and SPLIT_NAMES.issuperset(source.class_names):
         raise DataError(
             f"{name}: {path} has the folders {', '.join(source.class_names)}, which look like parts of a split, not "
@@ -73,10 +69,10 @@ def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Sour
     return source
 
 
-def read_from_custom(name: str, paths: Path | Sequence[Path]) -> list[Path]:
+def read_from_custom(paths: Sequence[Path]) -> list[Path]:
     """The files and folders that a set of data.custom is read from: if one changes, the data changed."""
     found: list[Path] = []
-    for path in [paths] if isinstance(paths, Path) else paths:
+    for path in paths:
         found.append(path)
         if path.suffix.lower() == ".csv" and path.is_file():
             found += read_list(path, labeled=False).files
@@ -85,10 +81,9 @@ def read_from_custom(name: str, paths: Path | Sequence[Path]) -> list[Path]:
     return found
 
 
-def top_folder(paths: Path | Sequence[Path]) -> Path:
+def top_folder(paths: Sequence[Path]) -> Path:
     """The folder that the names of a custom set's files count from."""
-    several = [paths] if isinstance(paths, Path) else paths
-    return Path(os.path.commonpath([path if path.is_dir() else path.parent for path in several]))
+    return Path(os.path.commonpath([path if path.is_dir() else path.parent for path in paths]))
 
 
 def name_for(path: Path, taken: Collection[str], fallback: str) -> str:
@@ -201,10 +196,9 @@ def read_list(file: Path, *, labeled: bool) -> Source:
     files = tuple(file.parent / row[PATH] for row in rows)
     if not labeled:
         return Source(files)
-    names = class_order({row[LABEL] for row in rows})
-    number = {name: k for k, name in enumerate(names)}
-    labels = np.array([number[row[LABEL]] for row in rows], dtype=np.int64)
-    return Source(files, labels=labels, class_names=names, is_test=_is_test(file, rows))
+    labels, names = numbered([row[LABEL] for row in rows])
+    is_test = for_testing(file, [row[SPLIT] for row in rows]) if SPLIT in rows[0] else None
+    return Source(files, labels=labels, class_names=names, is_test=is_test)
 
 
 def _rows(file: Path, wanted: list[str]) -> Iterator[dict[str, str]]:
@@ -236,15 +230,6 @@ def _rows(file: Path, wanted: list[str]) -> Iterator[dict[str, str]]:
             raise DataError(f"{file}, line {reader.line_num}: {error}; it should have {CSV_LAYOUT}") from None
 
 
-def _is_test(file: Path, rows: list[dict[str, str]]) -> NDArray[np.bool_] | None:
-    if SPLIT not in rows[0]:
-        return None
-    odd = {row[SPLIT] for row in rows} - set(PARTS)
-    if odd:
-        raise DataError(f"{file}: the column split must hold train or test, got {sorted(odd)[0]!r}")
-    return np.array([PARTS[row[SPLIT]] for row in rows])
-
-
 # --- .npz files
 
 NPZ_LAYOUT = (
@@ -254,16 +239,13 @@ NPZ_LAYOUT = (
 
 
 def read_npz(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source:
-    """`images` or vectors `x`, and what belongs to them; or Keras's `x_train`, `y_train`, `x_test`, `y_test`."""
+    """`images` or vectors `x`, and what belongs to them."""
     try:
         with path.open("rb") as opened, np.load(opened) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
-    except (*UNREADABLE, AttributeError, TypeError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz ({error}); it should hold {NPZ_LAYOUT}") from None
-    is_vectors = is_vector_arrays(arrays, columns)
-    if "x_train" in arrays:
-        arrays = _from_keras(path, arrays)
-    if is_vectors:
+    if is_vector_arrays(arrays, columns):
         return from_arrays(path, arrays, labeled=labeled, columns=columns)
     images, labels = (arrays.get(name, arrays.get(other)) for name, other in (("images", "x"), ("labels", "y")))
     if images is None:
@@ -276,18 +258,3 @@ def read_npz(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source:
     if not labeled or labels is None:
         return source
     return numbered_labels(path, source, labels, arrays.get("class_names"))
-
-
-def _from_keras(path: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    missing = [name for name in ("y_train", "x_test", "y_test") if name not in arrays]
-    if missing:
-        raise DataError(f"{path} has x_train, but no {', '.join(missing)}; it should hold {NPZ_LAYOUT}")
-    for part in PARTS:
-        if len(arrays[f"x_{part}"]) != len(arrays[f"y_{part}"]):
-            raise DataError(f"{path}: x_{part} and y_{part} differ in length")
-    return {
-        "x": np.concatenate([arrays["x_train"], arrays["x_test"]]),
-        "y": np.concatenate([arrays["y_train"].ravel(), arrays["y_test"].ravel()]),
-        "is_test": np.repeat([False, True], [len(arrays["x_train"]), len(arrays["x_test"])]),
-        **{name: array for name, array in arrays.items() if name == "class_names"},
-    }

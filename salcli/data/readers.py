@@ -10,11 +10,12 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +31,20 @@ GARMENTS = (
 # What numpy raises for broken .npy and .npz files
 UNREADABLE = (
     OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError,
-    OverflowError,
+    OverflowError, AttributeError, TypeError,
 )  # fmt: skip
 
 
-def _damaged(path: Path, expected: str, reason: object, name: str = "") -> DataError:
-    again = f"salcli data fetch {name}".strip()
-    return DataError(f"{path} is damaged or not {expected} ({reason}); remove it, then run: {again}")
+@contextmanager
+def _reading(path: Path, what: str, name: str) -> Iterator[None]:
+    """Anything that goes wrong with a published file means that the file is not the published one."""
+    try:
+        yield
+    except Exception as error:  # broken bytes may lead to any
+        reason = str(error) or type(error).__name__
+        raise DataError(
+            f"{path} is damaged or not {what} ({reason}); remove it, then run: salcli data fetch {name}"
+        ) from None
 
 
 # --- CIFAR-10 and CIFAR-100: pickled batches, read without running what is in them
@@ -48,53 +56,39 @@ CIFAR100 = "cifar-100-python"
 
 def cifar10(root: Path) -> Source:
     """60,000 images of 10 classes; the last 10,000 are the official test set."""
-    names = _class_names(root / CIFAR10 / "batches.meta", "label_names")
-    parts = [_batch(root / CIFAR10 / batch, "labels", names) for batch in CIFAR10_BATCHES]
-    images, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
-    test_images, test_labels = _batch(root / CIFAR10 / "test_batch", "labels", names)
-    training = Source(array=images, labels=labels, class_names=names)
-    return joined(training, Source(array=test_images, labels=test_labels))
+    batches = [root / CIFAR10 / name for name in (*CIFAR10_BATCHES, "test_batch")]
+    return _cifar("cifar10", root / CIFAR10 / "batches.meta", "label_names", batches, "labels")
 
 
 def cifar100(root: Path) -> Source:
     """60,000 images of 100 fine classes; the last 10,000 are the official test set."""
-    names = _class_names(root / CIFAR100 / "meta", "fine_label_names")
-    parts = [_batch(root / CIFAR100 / part, "fine_labels", names) for part in ("train", "test")]
-    return joined(*(Source(array=images, labels=labels, class_names=names) for images, labels in parts))
+    batches = [root / CIFAR100 / name for name in ("train", "test")]
+    return _cifar("cifar100", root / CIFAR100 / "meta", "fine_label_names", batches, "fine_labels")
 
 
-def _batch(path: Path, label_key: str, class_names: tuple[str, ...]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    content = _unpickled(path)
-    images, labels = content.get("data"), np.asarray(content.get(label_key, ()))
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
-        raise _not_cifar(path, "its data are not rows of 3,072 bytes")
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
-        raise _not_cifar(path, f"it has {len(images)} images, but not as many labels")
-    if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
-        raise _not_cifar(path, f"a label is not from 0 to {len(class_names) - 1}")
-    return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
-
-
-def _class_names(path: Path, key: str) -> tuple[str, ...]:
-    names = _unpickled(path).get(key)
-    if not isinstance(names, list) or not names:
-        raise _not_cifar(path, f"it has no {key}")
-    return tuple(str(name) for name in names)
+def _cifar(name: str, meta: Path, names_key: str, batches: Sequence[Path], labels_key: str) -> Source:
+    """All batches, of which the last one is the test set."""
+    with _reading(meta, "a file of CIFAR", name):
+        class_names = tuple(str(class_name) for class_name in _unpickled(meta)[names_key])
+    parts = []
+    for path in batches:
+        with _reading(path, "a file of CIFAR", name):
+            content = _unpickled(path)
+            images, labels = content["data"].reshape(-1, 3, 32, 32), np.array(content[labels_key], np.int64)
+            if images.dtype != np.uint8 or labels.shape != (len(images),):
+                raise ValueError(f"it does not hold {len(images)} images of bytes, and as many labels")
+            if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
+                raise ValueError(f"a label is not from 0 to {len(class_names) - 1}")
+            parts.append((images, labels))
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    is_test = np.arange(len(images)) >= len(images) - len(parts[-1][0])
+    return Source(array=images, labels=labels, class_names=class_names, is_test=is_test)
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = _ArraysOnly(file, encoding="latin1").load()
-            if not isinstance(content, dict):
-                raise DataError("it does not hold a batch")
-            return {key: part.array() if isinstance(part, _StoredArray) else part for key, part in content.items()}
-    except Exception as error:  # broken bytes may lead to any
-        raise _not_cifar(path, error) from None
-
-
-def _not_cifar(path: Path, reason: object) -> DataError:
-    return _damaged(path, "a file of CIFAR", reason, "cifar10" if path.parent.name == CIFAR10 else "cifar100")
+    with path.open("rb") as file:
+        content = _ArraysOnly(file, encoding="latin1").load()
+    return {key: part.array() if isinstance(part, _StoredArray) else part for key, part in content.items()}
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -104,16 +98,9 @@ class _ArraysOnly(pickle.Unpickler):
         match (module.replace("numpy._core", "numpy.core"), name):
             case ("numpy.core.multiarray", "_reconstruct") | ("numpy", "ndarray"):
                 return _StoredArray
-            case ("numpy.core.numeric", "_frombuffer"):  # from protocol 5 on
-                return _buffered_array
             case ("numpy", "dtype"):
                 return _StoredType
-            case ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
-                return _as_bytes
         raise DataError(f"it asks for {module}.{name}, which is not data")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise DataError("it refers to something outside of the file, which is not data")
 
 
 class _StoredArray:
@@ -132,12 +119,6 @@ class _StoredArray:
         return np.frombuffer(raw, kind.dtype()).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _buffered_array(content: bytes, kind: "_StoredType", shape: tuple[int, ...], order: str) -> _StoredArray:
-    stored = _StoredArray()
-    stored.state = (1, shape, kind, order == "F", content)
-    return stored
-
-
 class _StoredType:
     """The pickle of a dtype: plain integers only."""
 
@@ -153,10 +134,6 @@ class _StoredType:
         return np.dtype(self.order + self.code)
 
 
-def _as_bytes(text: str, _encoding: str) -> bytes:
-    return text.encode("latin1")
-
-
 # --- SVHN: two MATLAB files
 
 SVHN = ("train_32x32.mat", "test_32x32.mat")
@@ -170,15 +147,13 @@ def svhn(root: Path) -> Source:
 def _svhn_part(path: Path) -> Source:
     from scipy.io import loadmat
 
-    try:
+    with _reading(path, "SVHN", "svhn"):
         content = loadmat(str(path), variable_names=["X", "y"])
         images, digits = np.asarray(content["X"]), np.asarray(content["y"]).ravel()
-    except Exception as error:  # scipy has no single error for a broken file
-        raise _damaged(path, "SVHN", str(error) or type(error).__name__, "svhn") from None
-    if images.ndim != 4 or images.shape[2] != 3 or images.dtype != np.uint8:
-        raise _damaged(path, "SVHN", "X is not height × width × 3 × n of uint8", "svhn")
-    if len(digits) != images.shape[3] or not np.isin(digits, np.arange(11)).all():
-        raise _damaged(path, "SVHN", "y does not hold one digit for each image", "svhn")
+        if images.ndim != 4 or images.shape[2] != 3 or images.dtype != np.uint8:
+            raise ValueError("X is not height × width × 3 × n of uint8")
+        if len(digits) != images.shape[3] or not np.isin(digits, np.arange(11)).all():
+            raise ValueError("y does not hold one digit for each image")
     labels = digits.astype(np.int64) % 10  # the files store the digit 0 as 10
     return Source(array=images.transpose(3, 2, 0, 1), labels=labels, class_names=DIGITS)
 
@@ -191,40 +166,33 @@ IDX_UINT8 = 0x08  # the type code of idx
 
 def mnist(root: Path) -> Source:
     """Handwritten digits, 28 × 28, gray; the last 10,000 are the official test set."""
-    return joined(*(_idx_part(root / "MNIST" / "raw", part, DIGITS) for part in ("train", "t10k")))
+    return joined(*(_idx_part("mnist", root / "MNIST" / "raw", part, DIGITS) for part in ("train", "t10k")))
 
 
 def fashion_mnist(root: Path) -> Source:
     """Garments, 28 × 28, gray; the last 10,000 are the official test set."""
-    return joined(*(_idx_part(root / "FashionMNIST" / "raw", part, GARMENTS) for part in ("train", "t10k")))
+    folder = root / "FashionMNIST" / "raw"
+    return joined(*(_idx_part("fashion-mnist", folder, part, GARMENTS) for part in ("train", "t10k")))
 
 
-def _idx_part(folder: Path, part: str, class_names: tuple[str, ...]) -> Source:
-    images = _read_idx(folder / f"{part}-images-idx3-ubyte", n_axes=3)
-    labels = _read_idx(folder / f"{part}-labels-idx1-ubyte", n_axes=1)
-    if len(images) != len(labels):
-        raise DataError(f"{folder}: {part} has {len(images)} images, but {len(labels)} labels; fetch both again")
-    if len(labels) and labels.max() >= len(class_names):
-        raise DataError(f"{folder}: {part} has a label {labels.max()}, but there are {len(class_names)} classes")
+def _idx_part(name: str, folder: Path, part: str, class_names: tuple[str, ...]) -> Source:
+    images = _read_idx(name, folder / f"{part}-images-idx3-ubyte", n_axes=3)
+    path = folder / f"{part}-labels-idx1-ubyte"
+    labels = _read_idx(name, path, n_axes=1)
+    with _reading(path, "the labels of the images", name):
+        if len(images) != len(labels) or not np.isin(labels, np.arange(len(class_names))).all():
+            raise ValueError(f"it should hold {len(images)} labels from 0 to {len(class_names) - 1}")
     return Source(array=images[:, None], labels=labels.astype(np.int64), class_names=class_names)
 
 
-def _read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
-    name = "mnist" if path.parent.parent.name == "MNIST" else "fashion-mnist"
+def _read_idx(name: str, path: Path, n_axes: int) -> NDArray[np.uint8]:
     packed = path.with_name(f"{path.name}.gz")
-    try:
+    with _reading(path, "an idx file", name):
         content = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
-        zeros, code, axes = struct.unpack_from(">HBB", content)
-        shape = struct.unpack_from(f">{n_axes}I", content, 4)
-    except (OSError, EOFError, struct.error, zlib.error) as error:
-        raise _damaged(path, "an idx file", error, name) from None
-    if (zeros, code, axes) != (0, IDX_UINT8, n_axes):
-        raise _damaged(path, "an idx file", f"it does not hold bytes along {n_axes} axes", name)
-    n_bytes, start = int(np.prod(shape, dtype=np.int64)), 4 + 4 * n_axes
-    if len(content) != start + n_bytes:
-        reason = f"its header says {n_bytes:,} bytes of data, but it has {len(content) - start:,}"
-        raise _damaged(path, "an idx file", reason, name)
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+        zeros, code, axes, *shape = struct.unpack_from(f">HBB{n_axes}I", content)
+        if (zeros, code, axes) != (0, IDX_UINT8, n_axes):
+            raise ValueError(f"it does not hold bytes along {n_axes} axes")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * n_axes).reshape(shape)
 
 
 # --- 300K Random Images: one .npy file
@@ -235,10 +203,8 @@ RANDOM_IMAGES = "300K_random_images.npy"
 def random_images(root: Path) -> Source:
     """300K Random Images, memory-mapped."""
     path = root / RANDOM_IMAGES
-    try:
+    with _reading(path, "a .npy file", "300k-random"):
         images = np.load(path, mmap_mode="r")
-    except UNREADABLE as error:
-        raise _damaged(path, "a .npy file", error, "300k-random") from None
     return Source(array=channels_first(path, images))
 
 

@@ -113,7 +113,7 @@ def concatenated(name: str, sources: Sequence[Source], paths: Sequence[Path]) ->
         reason = _differs(first, other)
         if reason:
             raise DataError(f"{name}: {paths[0]} and {path} cannot be one set: {reason}")
-    names = class_order({class_name for source in sources for class_name in source.class_names})
+    names = _class_order({class_name for source in sources for class_name in source.class_names})
     number = {class_name: k for k, class_name in enumerate(names)}
     parts = []
     for source, path in zip(sources, paths, strict=True):
@@ -188,7 +188,14 @@ def _end_to_end(parts: Sequence[Source]) -> Source:
     )
 
 
-def class_order(names: set[str]) -> tuple[str, ...]:
+def numbered(labels: Sequence[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The number of each label, and the names of all classes."""
+    classes = _class_order(set(labels))
+    number = {name: k for k, name in enumerate(classes)}
+    return np.array([number[name] for name in labels], np.int64), classes
+
+
+def _class_order(names: set[str]) -> tuple[str, ...]:
     """Alphabetical; numbers by value, so that they can be the class numbers of a trained network."""
     if _are_numbers(names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))

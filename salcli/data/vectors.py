@@ -1,7 +1,7 @@
 """Vectors that users bring, such as embeddings: .npz, .npy and Parquet files, as float32 rows with labels and ids."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salcli.data.readers import UNREADABLE, channels_first, numbered_labels
-from salcli.data.samples import LARGEST_VALUE, Source, check_unique, class_order, shown, some_of
+from salcli.data.samples import LARGEST_VALUE, Source, check_unique, numbered, shown, some_of
 from salcli.errors import DataError, did_you_mean
 
 ARRAYS, TABLES = (".npz", ".npy"), (".parquet", ".pq")
@@ -36,55 +36,39 @@ class Columns:
 ANY = Columns()
 
 
-@dataclass
-class _Table:
-    """What was found in a file, before it is checked."""
-
-    array: NDArray[np.float32]  # n, D
-    bad: "_BadRows"
-    labels: NDArray[Any] | list[Any] | None = None
-    row_ids: NDArray[Any] | list[Any] | None = None
-    split: NDArray[Any] | list[Any] | None = None  # train or test
-    is_test: NDArray[Any] | None = None
-    class_names: NDArray[Any] | None = None
-    shown: Mapping[str, NDArray[Any] | list[Any]] = field(default_factory=dict)
-    columns: str = ""  # what was found where, for messages
+Cells = NDArray[Any] | list[Any]
 
 
 def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source:
     """A .npy or Parquet file. Images in a .npy file are read as well."""
     if path.suffix.lower() in TABLES:
-        return _source(path, _parquet(path, columns, labeled=labeled), labeled=labeled)
+        return _parquet(path, columns, labeled=labeled)
     try:
         array = np.load(path, mmap_mode="r")
         beside = {what: np.load(file) for what, file in beside_npy(path).items()}
-    except (*UNREADABLE, AttributeError, TypeError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npy ({error}); it should hold n × D numbers") from None
     if array.dtype == np.uint8 and array.ndim in (3, 4):
         images = Source(array=channels_first(path, array))
         return numbered_labels(path, images, beside["labels"], None) if labeled and "labels" in beside else images
-    converted, bad = _converted(path, array)
-    empty = {name: [""] * len(array) for name in columns.show}
-    return _source(path, _Table(converted, bad, beside.get("labels"), beside.get("ids"), shown=empty), labeled=labeled)
+    to_show = {name: [""] * len(array) for name in columns.show}
+    return _source(path, _converted(path, array), beside, to_show, labeled=labeled)
 
 
 def beside_npy(path: Path) -> dict[str, Path]:
-    """The files that belong to a .npy file: STEM.labels.npy or STEM_labels.npy, and the same for ids."""
-    files = {what: [path.with_name(f"{path.stem}{mark}{what}.npy") for mark in "._"] for what in ("labels", "ids")}
-    there = {what: [file for file in some if file.is_file()] for what, some in files.items()}
-    for some in there.values():
-        if len(some) > 1:
-            raise DataError(f"both {some[0]} and {some[1].name} belong to {path.name}; keep one of them")
-    return {what: some[0] for what, some in there.items() if some}
+    """The files that belong to a .npy file: STEM.labels.npy and STEM.ids.npy."""
+    files = {what: path.with_name(f"{path.stem}.{what}.npy") for what in ("labels", "ids")}
+    return {what: file for what, file in files.items() if file.is_file()}
 
 
 def is_vector_arrays(arrays: Mapping[str, NDArray[Any]], columns: Columns) -> bool:
     """Whether an .npz file holds vectors rather than images."""
     if columns.vector:
         return True
-    given = [arrays[name] for name in ("images", "x", "x_train") if name in arrays]
-    if given:
-        return "images" not in arrays and not (given[0].dtype == np.uint8 and given[0].ndim in (3, 4))
+    if "images" in arrays:
+        return False
+    if "x" in arrays:
+        return not (arrays["x"].dtype == np.uint8 and arrays["x"].ndim in (3, 4))
     return any(array.ndim == 2 and array.dtype.kind in NUMBERS for array in arrays.values())
 
 
@@ -99,33 +83,20 @@ def from_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool
                 "data.columns.vector"
             )
         vector: tuple[str, ...] = ("x" if "x" in arrays else wide[0],)
-        array = arrays[vector[0]]
-    elif isinstance(columns.vector, str):
-        vector, array = (columns.vector,), arrays[columns.vector]
     else:
-        vector, array = columns.vector, _stacked(path, [arrays[name] for name in columns.vector])
-    converted, bad = _converted(path, array)
-    table = _Table(
-        converted, bad,
-        None if label is None else arrays[label],
-        None if row_id is None else arrays[row_id],
-        arrays.get(SPLIT), arrays.get(IS_TEST), arrays.get(CLASS_NAMES),
-        {name: arrays[name] for name in columns.show},
-        _described(vector, label if labeled else None, row_id),
-    )  # fmt: skip
-    return _source(path, table, labeled=labeled)
+        vector = (columns.vector,) if isinstance(columns.vector, str) else columns.vector
+    array = arrays[vector[0]] if len(vector) == 1 else np.stack([arrays[name] for name in vector], axis=1)
+    sources = {"labels": label, "ids": row_id, **{name: name for name in (SPLIT, IS_TEST, CLASS_NAMES)}}
+    cells = {what: arrays[name] for what, name in sources.items() if name and name in arrays}
+    to_show = {name: arrays[name] for name in columns.show}
+    source = _source(path, _converted(path, array), cells, to_show, labeled=labeled)
+    return replace(source, columns=_described(vector, label if labeled else None, row_id))
 
 
 def _described(vector: tuple[str, ...], label: str | None, row_id: str | None) -> str:
     named = vector[0] if len(vector) == 1 else f"{vector[0]} … {vector[-1]} ({len(vector)})"
     others = {"label": label, "id": row_id}
     return ", ".join([f"vector {named}", *(f"{what} {name}" for what, name in others.items() if name)])
-
-
-def _stacked(path: Path, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    if any(part.ndim != 1 or len(part) != len(parts[0]) for part in parts):
-        raise DataError(f"{path}: several arrays of data.columns.vector must have one axis each, of the same length")
-    return np.stack(parts, axis=1)
 
 
 def column_names(
@@ -155,63 +126,29 @@ def column_names(
 # --- values
 
 
-class _BadRows:
-    """Converts rows to float32, and remembers those that cannot be used."""
-
-    def __init__(self) -> None:
-        self.not_finite: list[int] = []
-        self.too_large: list[int] = []
-        self._low: NDArray[Any] | None = None
-        self._high: NDArray[Any] | None = None
-
-    def convert(self, block: NDArray[Any], start: int) -> NDArray[np.float32]:
-        """Some rows, the first of which has the number `start`."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            converted = block.astype(np.float32, copy=False)
-        for i in np.flatnonzero(~(np.abs(converted) <= LARGEST_VALUE).all(axis=1)):
-            (self.too_large if np.isfinite(block[i]).all() else self.not_finite).append(start + int(i))
-        if len(block):
-            low, high = converted.min(axis=0), converted.max(axis=0)
-            self._low = low if self._low is None else np.minimum(low, self._low)
-            self._high = high if self._high is None else np.maximum(high, self._high)
-        return converted
-
-    @property
-    def all_equal(self) -> bool:
-        """Whether every dimension is constant."""
-        return bool(np.all(self._low == self._high))
-
-
-def _converted(path: Path, array: NDArray[Any]) -> tuple[NDArray[np.float32], _BadRows]:
+def _converted(path: Path, array: NDArray[Any]) -> NDArray[np.float32]:
     """All rows as float32: the array itself, which may be a map of a file, where it is that already."""
     if array.ndim != 2 or array.dtype.kind not in NUMBERS:
         raise DataError(f"{path}: vectors must be n × D numbers (float16, float32, float64 or int), got {shown(array)}")
-    _check_dimensions(path, array.shape[1])
-    bad, is_ready = _BadRows(), array.dtype == np.float32
-    whole = array if is_ready else np.empty(array.shape, np.float32)
-    step = max(1, BLOCK_VALUES // array.shape[1])
-    for start in range(0, len(array), step):
-        block = bad.convert(np.asarray(array[start : start + step]), start)
-        if not is_ready:
-            whole[start : start + step] = block
-    return whole, bad
+    with np.errstate(over="ignore", invalid="ignore"):  # `_check_values` finds these
+        return array.astype(np.float32, copy=False)
 
 
-def _check_dimensions(path: Path, n_dimensions: int) -> None:
+def _source(
+    path: Path, array: NDArray[np.float32], cells: Mapping[str, Cells], to_show: Mapping[str, Cells], *, labeled: bool
+) -> Source:
+    """Check what was found in a file: vectors, and cells of labels, ids, split, is_test, class_names."""
+    n, n_dimensions = array.shape
+    if n == 0:
+        raise DataError(f"{path} holds no vectors; give a file with some")
     if n_dimensions not in DIMENSIONS:
         raise DataError(
             f"{path}: vectors must have from {DIMENSIONS[0]} to {DIMENSIONS[-1]:,} dimensions, got {n_dimensions:,}"
         )
-
-
-def _source(path: Path, table: _Table, *, labeled: bool) -> Source:
-    n = len(table.array)
-    if n == 0:
-        raise DataError(f"{path} holds no vectors; give a file with some")
-    for name, column in {"labels": table.labels, "ids": table.row_ids, SPLIT: table.split, **table.shown}.items():
-        if column is not None and (len(column) != n or np.ndim(column) != 1):
+    for name, column in {**cells, **to_show}.items():
+        if name != CLASS_NAMES and (len(column) != n or np.ndim(column) != 1):
             raise DataError(f"{path}: there are {n} vectors, but `{name}` is {shown(np.asarray(column))}")
-    row_ids = cell_texts(table.row_ids)
+    row_ids = cell_texts(cells.get("ids"))
     no_id = [i for i, row_id in enumerate(row_ids) if not row_id]
     if no_id:
         raise DataError(f"{path}: {len(no_id):,} of {n:,} rows have no id (rows {some_of(no_id)}, counted from 0)")
@@ -220,46 +157,55 @@ def _source(path: Path, table: _Table, *, labeled: bool) -> Source:
     def rows(numbers: Sequence[int]) -> str:
         return some_of([row_ids[i] for i in numbers[:4]] if row_ids else numbers)
 
-    if table.bad.not_finite or table.bad.too_large:
-        bad, what = table.bad.not_finite, "NaN or infinite values"
-        if not bad:
-            bad, what = table.bad.too_large, f"values above {LARGEST_VALUE:g}"
-        raise DataError(f"{path}: {len(bad):,} of {n:,} vectors have {what} (rows {rows(bad)}); fix or remove them")
-    if n > 1 and table.bad.all_equal:
-        raise DataError(f"{path}: all {n:,} vectors are equal; a set needs different ones")
+    _check_values(path, array, rows)
     source = Source(
-        array=table.array,
-        is_test=_is_test(path, table),
+        array=array,
+        is_test=_is_test(path, cells),
         row_ids=row_ids,
-        shown={name: cell_texts(column) for name, column in table.shown.items()},
-        columns=table.columns,
+        shown={name: cell_texts(column) for name, column in to_show.items()},
     )
-    if not labeled or table.labels is None:
+    if not labeled or "labels" not in cells:
         return source
-    if table.class_names is not None:
-        return numbered_labels(path, source, np.asarray(table.labels), table.class_names)
-    names = _label_names(path, table.labels, rows)
-    classes = class_order(set(names))
-    number = {name: k for k, name in enumerate(classes)}
-    labels = np.array([number[name] for name in names], np.int64)
+    if CLASS_NAMES in cells:
+        return numbered_labels(path, source, np.asarray(cells["labels"]), np.asarray(cells[CLASS_NAMES]))
+    labels, classes = numbered(_label_names(path, cells["labels"], rows))
     return replace(source, labels=labels, class_names=classes)
 
 
-def _is_test(path: Path, table: _Table) -> NDArray[np.bool_] | None:
-    if table.is_test is not None:
-        if table.is_test.shape != (len(table.array),) or table.is_test.dtype != np.bool_:
-            raise DataError(f"{path}: `is_test` must be {len(table.array)} booleans, got {shown(table.is_test)}")
-        return table.is_test
-    if table.split is None:
-        return None
-    parts = cell_texts(table.split)
+def _check_values(path: Path, array: NDArray[np.float32], rows: Callable[[Sequence[int]], str]) -> None:
+    n, bad, all_equal = len(array), [], len(array) > 1
+    step = max(1, BLOCK_VALUES // array.shape[1])
+    for start in range(0, n, step):
+        block = array[start : start + step]
+        bad += [start + int(i) for i in np.flatnonzero(~(np.abs(block) <= LARGEST_VALUE).all(axis=1))]
+        all_equal = all_equal and bool((block == array[0]).all())
+    if bad:
+        raise DataError(
+            f"{path}: {len(bad):,} of {n:,} vectors have values that are NaN, infinite or above {LARGEST_VALUE:g} "
+            f"(rows {rows(bad)}); fix or remove them"
+        )
+    if all_equal:
+        raise DataError(f"{path}: all {n:,} vectors are equal; a set needs different ones")
+
+
+def _is_test(path: Path, cells: Mapping[str, Cells]) -> NDArray[np.bool_] | None:
+    if IS_TEST in cells:
+        is_test = np.asarray(cells[IS_TEST])
+        if is_test.dtype != np.bool_:
+            raise DataError(f"{path}: `is_test` must be {len(is_test)} booleans, got {shown(is_test)}")
+        return is_test
+    return None if SPLIT not in cells else for_testing(path, cell_texts(cells[SPLIT]))
+
+
+def for_testing(path: Path, parts: Sequence[str]) -> NDArray[np.bool_]:
+    """Of a column that holds train or test."""
     odd = sorted(set(parts) - set(PARTS))
     if odd:
         raise DataError(f"{path}: the column split must hold train or test, got {odd[0]!r}")
     return np.array([PARTS[part] for part in parts])
 
 
-def cell_texts(cells: NDArray[Any] | list[Any] | None) -> tuple[str, ...]:
+def cell_texts(cells: Cells | None) -> tuple[str, ...]:
     """Cells as text; a missing one is empty."""
     values = [] if cells is None else cells.tolist() if isinstance(cells, np.ndarray) else cells
     return tuple(_text(value) for value in values)
@@ -272,8 +218,8 @@ def _text(value: Any) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _label_names(path: Path, labels: NDArray[Any] | list[Any], rows: Callable[[Sequence[int]], str]) -> list[str]:
-    """Integers or text, in every row, and of one type."""
+def _label_names(path: Path, labels: Cells, rows: Callable[[Sequence[int]], str]) -> list[str]:
+    """Integers or text, in every row."""
     values = labels.tolist() if isinstance(labels, np.ndarray) else labels
     missing = [i for i, value in enumerate(values) if not _text(value).strip()]
     if missing:
@@ -281,32 +227,21 @@ def _label_names(path: Path, labels: NDArray[Any] | list[Any], rows: Callable[[S
             f"{path}: {len(missing):,} of {len(values):,} rows have no label (rows {rows(missing)}); "
             "label them, or leave them out"
         )
-    kinds: dict[str, list[int]] = {}
-    for i, value in enumerate(values):
-        kinds.setdefault(_kind(value), []).append(i)
-    if len(kinds) > 1:
-        described = [f"{len(some):,} are {kind} (rows {rows(some)})" for kind, some in kinds.items()]
-        raise DataError(f"{path}: labels must be of one type, but {', '.join(described)}")
-    if "fractions" in kinds:
-        raise DataError(f"{path}: labels must be integers or text, got {values[0]!r}; name the column of the classes")
-    names = [_text(int(value) if isinstance(value, float) else value).strip() for value in values]
-    if "integers" in kinds and any(name.startswith("-") for name in names):
-        raise DataError(f"{path}: labels must not be negative, got {min(values)}; leave unlabeled vectors out")
+    names = []
+    for value in values:
+        if isinstance(value, float) and not value.is_integer():
+            raise DataError(f"{path}: labels must be integers or text, got {value!r}; name the column of the classes")
+        if isinstance(value, int | float) and value < 0:
+            raise DataError(f"{path}: labels must not be negative, got {min(values)}; leave unlabeled vectors out")
+        # a table with gaps may have stored integers as floats
+        names.append(_text(int(value) if isinstance(value, float) else value).strip())
     return names
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool | str | bytes):
-        return "text"
-    if isinstance(value, int | float):  # a table with gaps may have stored integers as floats
-        return "integers" if value == int(value) else "fractions"
-    return type(value).__name__
 
 
 # --- Parquet
 
 
-def _parquet(path: Path, columns: Columns, *, labeled: bool) -> _Table:
+def _parquet(path: Path, columns: Columns, *, labeled: bool) -> Source:
     try:
         from pyarrow import ArrowException, types
         from pyarrow.parquet import ParquetFile
@@ -322,22 +257,19 @@ def _parquet(path: Path, columns: Columns, *, labeled: bool) -> _Table:
             other = {name for name in (label, row_id, *columns.show, SPLIT) if name and name in schema.names}
             vector = vector_columns(path, schema, types, columns, other)
             cells: dict[str, list[Any]] = {name: [] for name in other}
-            table = None
+            array = np.empty((0, 2), np.float32)
             for start, block, batch in _batches(path, file, vector, sorted(other - {*vector})):
-                if table is None:
-                    _check_dimensions(path, block.shape[1])
-                    table = _Table(np.empty((file.metadata.num_rows, block.shape[1]), np.float32), _BadRows())
-                table.array[start : start + len(block)] = table.bad.convert(block, start)
+                if start == 0:
+                    array = np.empty((file.metadata.num_rows, block.shape[1]), np.float32)
+                array[start : start + len(block)] = _converted(path, block)
                 for name in cells:
                     cells[name] += batch.column(name).to_pylist()
     except (ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]})") from None
-    if table is None:
-        raise DataError(f"{path} holds no vectors; give a file with some")
-    table.labels, table.row_ids, table.split = (cells.get(name or "") for name in (label, row_id, SPLIT))
-    table.shown = {name: cells[name] for name in columns.show}
-    table.columns = _described(vector, label if labeled else None, row_id)
-    return table
+    found = {what: cells[name] for what, name in (("labels", label), ("ids", row_id), (SPLIT, SPLIT)) if name in cells}
+    to_show = {name: cells[name] for name in columns.show}
+    source = _source(path, array, found, to_show, labeled=labeled)
+    return replace(source, columns=_described(vector, label if labeled else None, row_id))
 
 
 def vector_columns(path: Path, schema: Any, types: Any, columns: Columns, other: set[str]) -> tuple[str, ...]:

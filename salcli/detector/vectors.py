@@ -126,7 +126,7 @@ class VectorFormat:
             return
         try:
             array, row_ids = self._of_npz(path, asked) if path.suffix.lower() == ".npz" else _of_npy(path)
-        except (*UNREADABLE, AttributeError, TypeError) as error:
+        except UNREADABLE as error:
             raise DataError(f"{printable(path)} cannot be read as {path.suffix} ({error})") from None
         if array.ndim != 2 or array.dtype.kind not in NUMBERS:
             raise DataError(f"{printable(path)}: vectors must be n × D numbers, got {shown(array)}")

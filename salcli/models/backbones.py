@@ -84,6 +84,7 @@ class SmallCnn(Backbone):
     """Three convolutions and one pooling: for small gray images, quick on a laptop's CPU."""
 
     n_features = 64
+    level_widths = (32, 64, 64)
 
     def __init__(self, in_channels: int) -> None:
         super().__init__()
@@ -105,10 +106,6 @@ class SmallCnn(Backbone):
         features: Tensor = self.layers(images)
         return features
 
-    @property
-    def level_widths(self) -> tuple[int, ...]:
-        return 32, 64, self.n_features
-
     def levels(self, images: Images) -> tuple[Features, ...]:
         """After each convolution."""
         first = self.layers[0](images)
@@ -123,6 +120,7 @@ class ResNet(Backbone):
     """
 
     n_features = 512
+    level_widths = (64, 64, 128, 256, 512)
 
     def __init__(self, n_blocks: tuple[int, int, int, int], in_channels: int) -> None:
         super().__init__()
@@ -142,10 +140,6 @@ class ResNet(Backbone):
     def forward(self, images: Images) -> Features:
         maps = self.layer4(self.layer3(self.layer2(self.layer1(self._stem(images)))))
         return functional.adaptive_avg_pool2d(maps, 1).flatten(1)
-
-    @property
-    def level_widths(self) -> tuple[int, ...]:
-        return 64, 64, 128, 256, self.n_features
 
     def levels(self, images: Images) -> tuple[Features, ...]:
         """After the stem and after each group."""
@@ -270,13 +264,20 @@ class TorchvisionBackbone(Backbone):
     weights_prefix = "body."
     unused_weights = ("aux1.", "aux2.", "AuxLogits.")
 
-    def __init__(self, name: str, in_channels: int, image_size: int | None = None) -> None:
-        """`image_size`: for vision transformers, whose weights are for one size."""
+    def __init__(self, name: str, in_channels: int, image_size: int | None) -> None:
         super().__init__()
         if in_channels not in (1, 3):
             raise ModelError(f"torchvision:{name} takes images with 1 or 3 channels, got {in_channels}")
         self.name = name
-        self.body = self._build(name, image_size)
+        # those with auxiliary heads for training warn if nothing says how to initialise them
+        options: dict[str, int] = (
+            {"aux_logits": False, "init_weights": True} if name in self.WITH_AUXILIARY_HEADS else {}
+        )
+        if image_size is not None and name.startswith("vit_"):
+            options["image_size"] = image_size
+        self.body: nn.Module = torchvision_models(name).get_model(
+            name, weights=None, num_classes=self.N_CLASSES, **options
+        )
         linears = [(path, layer) for path, layer in self.body.named_modules() if isinstance(layer, nn.Linear)]
         if not linears or linears[-1][1].out_features != self.N_CLASSES:
             raise ModelError(
@@ -287,17 +288,6 @@ class TorchvisionBackbone(Backbone):
         self.n_features = head.in_features
         self.head_names, self.head_has_bias = (head_name, *Backbone.head_names), head.bias is not None
         self.body.set_submodule(head_name, nn.Identity())
-
-    def _build(self, name: str, image_size: int | None) -> nn.Module:
-        models = torchvision_models(name)
-        # those with auxiliary heads for training warn if nothing says how to initialise them
-        options: dict[str, int] = (
-            {"aux_logits": False, "init_weights": True} if name in self.WITH_AUXILIARY_HEADS else {}
-        )
-        if image_size is not None and name.startswith("vit_"):
-            options["image_size"] = image_size
-        model: nn.Module = models.get_model(name, weights=None, num_classes=self.N_CLASSES, **options)
-        return model
 
     def forward(self, images: Images) -> Features:
         try:
@@ -345,11 +335,11 @@ DEEPEST, MOST_WEIGHTS = 1_000, 500_000_000  # of a wide ResNet: a name may come 
 IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
 
-def build_backbone(name: str, in_channels: int, drop_rate: float = 0.0) -> Backbone:
+def build_backbone(name: str, in_channels: int, drop_rate: float = 0.0, image_size: int | None = None) -> Backbone:
     """A backbone of ours or torchvision's with random weights, drawn from torch's global generator.
 
     Others are built by salcli/models/custom.py. A drop rate that the network cannot use is refused, so that nobody
-    relies on a regulariser that is not there.
+    relies on a regulariser that is not there. `image_size`: for vision transformers, whose weights are for one size.
     """
     check_backbone_name(name)
     if not 0 <= drop_rate < 1:
@@ -360,7 +350,7 @@ def build_backbone(name: str, in_channels: int, drop_rate: float = 0.0) -> Backb
     if drop_rate > 0:
         raise ModelError(f"{name} takes no drop rate, got {drop_rate}; set it to 0 or use a wide ResNet (wrn-40-2)")
     if (model := torchvision_name(name)) is not None:
-        return TorchvisionBackbone(model, in_channels)
+        return TorchvisionBackbone(model, in_channels, image_size)
     return FIXED[name](in_channels)
 
 

@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from http.client import HTTPException
@@ -227,14 +227,12 @@ def _seeded() -> Iterator[None]:
 
 def _build(spec: EmbedderSpec, network: nn.Module | None) -> Backbone:
     wanted = spec.preprocessing
-    if is_hooked(spec.backbone):
-        backbone: Backbone = HookedBackbone(spec.backbone, wanted.channels, None, spec.head, network)
-        if timm_name(spec.backbone) is not None:
-            backbone.memory_format = torch.channels_last
-        return backbone
-    if (name := torchvision_name(spec.backbone)) is not None:
-        return TorchvisionBackbone(name, wanted.channels, wanted.crop)
-    return build_backbone(spec.backbone, wanted.channels)
+    if not is_hooked(spec.backbone):
+        return build_backbone(spec.backbone, wanted.channels, image_size=wanted.crop)
+    backbone = HookedBackbone(spec.backbone, wanted.channels, None, spec.head, network)
+    if timm_name(spec.backbone) is not None:
+        backbone.memory_format = torch.channels_last
+    return backbone
 
 
 # --- preprocessing
@@ -374,11 +372,7 @@ def _load_torchvision(name: str) -> dict[str, Tensor]:
                     url, str(path), checksum[1] if checksum else None, progress=sys.stderr.isatty()
                 )
         except (OSError, RuntimeError, HTTPException) as error:
-            raise WeightsError(
-                f"the weights of torchvision:{name} are not on this computer and cannot be downloaded "
-                f"({describe_failure(error)}); get {path.name} from {url} and put it into {path.parent}, "
-                "or use it from anywhere: --weights FILE (in params.yaml: model.weights)"
-            ) from None
+            raise _not_to_be_had(f"torchvision:{name}", error, url, path.name) from None
     return read_state_dict(path)
 
 
@@ -397,53 +391,42 @@ def _load_timm(name: str, in_channels: int) -> dict[str, Tensor]:
     timm, config = timm_with(name), _timm_config(name)
     if not config:
         raise WeightsError(f"timm publishes no weights for {name}; those with weights: timm.list_pretrained()")
+    url = _hub_url(config) if config["hf_hub_id"] else str(config["url"])
     try:
         if config["hf_hub_id"]:
-            _check_reachable(config)
+            _check_reachable(config, url)
         with _impatient():
             network: nn.Module = timm.create_model(name, pretrained=True, in_chans=in_channels)
     except Exception as error:  # of the hub's client or torch.hub's: no common class
-        raise WeightsError(_no_timm_weights(name, config, error)) from None
+        file_name = f"{config['architecture']}.{config['tag']}{Path(url).suffix}"
+        raise _not_to_be_had(f"timm:{name}", error, url, file_name) from None
     return network.state_dict()
 
 
-def _hub_file(config: Mapping[str, Any]) -> tuple[str, str, str | None]:
-    """Repository, file, revision."""
+def _hub_url(config: Mapping[str, Any]) -> str:
+    from huggingface_hub import hf_hub_url
+
     repository, _, revision = config["hf_hub_id"].partition("@")
-    return repository, config["hf_hub_filename"] or "model.safetensors", revision or None
+    return hf_hub_url(repository, config["hf_hub_filename"] or "model.safetensors", revision=revision or None)
 
 
-def _check_reachable(config: Mapping[str, Any]) -> None:
+def _check_reachable(config: Mapping[str, Any], url: str) -> None:
     """Raise at once if a file is neither in the cache nor to be had: the hub's client would try for 48 seconds."""
-    import huggingface_hub
+    from huggingface_hub import get_hf_file_metadata, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
-    repository, file, revision = _hub_file(config)
-    for known in (file, "pytorch_model.bin"):
-        if isinstance(huggingface_hub.try_to_load_from_cache(repository, known, revision=revision), str):
+    repository, _, revision = config["hf_hub_id"].partition("@")
+    for file in (Path(url).name, "pytorch_model.bin"):
+        if isinstance(try_to_load_from_cache(repository, file, revision=revision or None), str):
             return
-    try:
-        huggingface_hub.get_hf_file_metadata(
-            huggingface_hub.hf_hub_url(repository, file, revision=revision), timeout=TIMEOUT
-        )
-    except EntryNotFoundError:  # it answers, and may have the weights under another name
-        return
+    with suppress(EntryNotFoundError):  # it answers, and may have the weights under another name
+        get_hf_file_metadata(url, timeout=TIMEOUT)
 
 
-def _no_timm_weights(name: str, config: Mapping[str, Any], error: Exception) -> str:
-    first_line = str(error).strip().partition("\n")[0] or "no reason given"
-    reason = f"{type(error).__name__}: {first_line}"
-    start = f"the weights of timm:{name} are not on this computer and cannot be downloaded ({reason}); "
-    if not config["hf_hub_id"]:
-        folder = Path(torch.hub.get_dir()) / "checkpoints"
-        return f"{start}get {config['url']} and put it into {folder}"
-    from huggingface_hub import constants, hf_hub_url
-
-    repository, file, revision = _hub_file(config)
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
-    return (
-        f"{start}where there is a network, run `hf download {repository} {file}` and copy the folder {folder.name} of "
-        f"its cache to {folder.parent}; or get {hf_hub_url(repository, file, revision=revision)}, save it as "
-        f"{config['architecture']}.{config['tag']}{Path(file).suffix}, and use it: --weights FILE "
-        "(in params.yaml: model.weights)"
+def _not_to_be_had(backbone: str, error: Exception, url: str, file_name: str) -> WeightsError:
+    """The file name says what the weights expect of an image (`_of_library`)."""
+    reason = describe_failure(error).partition("\n")[0]
+    return WeightsError(
+        f"the weights of {backbone} are not on this computer and cannot be downloaded ({reason}); get {url}, save it "
+        f"as {file_name}, and use it: --weights FILE (in params.yaml: model.weights)"
     )

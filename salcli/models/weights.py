@@ -4,7 +4,6 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,55 +35,35 @@ SAVE_ALONE = "save the weights alone: torch.save(network.state_dict(), path)"
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What was loaded. Heads that the file does not hold keep their random weights."""
+    """What was loaded. A head that the file does not hold keeps its random weights."""
 
-    n_loaded: int  # tensors
     head_was_loaded: bool
-    ood_head_was_loaded: bool
-    ignored: tuple[str, ...]  # names in the file that have no use here, such as auxiliary heads
     note: str | None = None  # for the user: a head for other classes was left out
 
 
-def load_weights(network: Classifier, path: Path) -> WeightsReport:
-    """Fill the network with the file's tensors, or raise and leave it as it was."""
-    return load_state(network, read_state_dict(path), str(path))
-
-
 def load_state(network: Classifier, state: State, source: str) -> WeightsReport:
-    """The same with tensors at hand; `source` names them in messages. A head for other classes is left out."""
+    """Fill the network with tensors, or raise and leave it as it was; `source` names them in messages.
+
+    A head for other classes is left out, and so is what has no use here, such as auxiliary heads.
+    """
     label = f"{network.spec.backbone} with {network.spec.n_classes} classes"
-    return _load(_Target(network, network.backbone, label), state, source)
+    return _load(network, network.backbone, label, state, source)
 
 
-def load_backbone(backbone: Backbone, name: str, state: State, source: str) -> WeightsReport:
+def load_backbone(backbone: Backbone, name: str, state: State, source: str) -> None:
     """Fill a backbone alone; heads are ignored."""
-    return _load(_Target(nn.ModuleDict({BACKBONE.rstrip("."): backbone}), backbone, name), state, source)
+    _load(nn.ModuleDict({BACKBONE.rstrip("."): backbone}), backbone, name, state, source)
 
 
-@dataclass(frozen=True)
-class _Target:
-    """What is filled: a network with this backbone, and perhaps with heads."""
-
-    network: nn.Module
-    backbone: Backbone
-    label: str
-
-    @cached_property
-    def expected(self) -> State:
-        return self.network.state_dict()
-
-
-def _load(target: _Target, state: State, source: str) -> WeightsReport:
-    given, ignored = _for_network(target, state)
-    note, names = _drop_foreign_head(target, given, source)
+def _load(network: nn.Module, backbone: Backbone, label: str, state: State, source: str) -> WeightsReport:
+    expected = network.state_dict()
+    given = _for_network(expected, backbone, state)
+    note = _drop_foreign_head(expected, backbone, given, source)
     if not given:
-        raise WeightsError(f"{source} holds nothing that belongs to a network; give a state dict of {target.label}")
-    _check_names_and_shapes(target, source, given)
-    _check_numbers(target, source, given)
-    target.network.load_state_dict({ours: tensor for ours, (_, tensor) in given.items()}, strict=False)
-    has_head, has_ood_head = (f"{head}weight" in given for head in (HEAD, OOD_HEAD))
-    left_out = (*ignored, *(name for name in names if name in state))  # a bias of zeros is ours
-    return WeightsReport(len(given), has_head, has_ood_head, left_out, note)
+        raise WeightsError(f"{source} holds nothing that belongs to a network; give a state dict of {label}")
+    _check(expected, backbone, label, source, given)
+    network.load_state_dict({ours: tensor for ours, (_, tensor) in given.items()}, strict=False)
+    return WeightsReport(f"{HEAD}weight" in given, note)
 
 
 # --- reading files
@@ -143,21 +122,18 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
 # --- translating names
 
 
-def _for_network(target: _Target, state: State) -> tuple[Given, list[str]]:
-    """The tensors by our names, and the names in the file that have no use."""
-    expected, backbone = target.expected, target.backbone
+def _for_network(expected: State, backbone: Backbone, state: State) -> Given:
+    """The tensors by our names, without those that have no use here."""
     start = BACKBONE + backbone.weights_prefix
     body = [name.removeprefix(start) for name in expected if name.startswith(start)]
-    unused = tuple(start + name for name in backbone.unused_weights)
-    unused += tuple(head for head in (HEAD, OOD_HEAD) if f"{head}weight" not in expected)
+    unused = (OOD_HEAD, *(start + name for name in backbone.unused_weights))
+    if f"{HEAD}weight" not in expected:
+        unused = (HEAD, *unused)
     names = our_names([name for name in state if name not in NOT_WEIGHTS], backbone, body)
-    useful = {
-        ours: (name, state[name]) for name, ours in names.items() if ours in expected or not ours.startswith(unused)
-    }
-    kept = {name for name, _ in useful.values()}
-    if f"{HEAD}weight" in useful and not backbone.head_has_bias:
-        useful.setdefault(f"{HEAD}bias", (f"{HEAD}bias", torch.zeros(len(useful[f"{HEAD}weight"][1]))))
-    return useful, [name for name in state if name not in kept]
+    given = {ours: (name, state[name]) for name, ours in names.items() if not ours.startswith(unused)}
+    if f"{HEAD}weight" in given and not backbone.head_has_bias:
+        given.setdefault(f"{HEAD}bias", (f"{HEAD}bias", torch.zeros(len(given[f"{HEAD}weight"][1]))))
+    return given
 
 
 def our_names(names: Iterable[str], backbone: Backbone, body: Iterable[str]) -> dict[str, str]:
@@ -198,56 +174,45 @@ def _without_prefixes(names: list[str], prefixes: list[str], known: set[str]) ->
     return short
 
 
-def _drop_foreign_head(target: _Target, given: Given, source: str) -> tuple[str | None, list[str]]:
-    """Drop a head for another number of classes, as published weights mostly have. Returns a note, and its names."""
-    name, head = given.get(f"{HEAD}weight", ("", torch.zeros(0)))
-    ours = target.expected.get(f"{HEAD}weight")
-    n_classes = None if ours is None else len(ours)
-    if head.shape[1:] != (target.backbone.n_features,) or len(head) == n_classes:
-        return None, []
-    note = (
+def _drop_foreign_head(expected: State, backbone: Backbone, given: Given, source: str) -> str | None:
+    """Drop a head for another number of classes, as published weights mostly have, and return a note."""
+    if f"{HEAD}weight" not in given:
+        return None
+    (name, head), n_classes = given[f"{HEAD}weight"], len(expected[f"{HEAD}weight"])
+    if head.shape[1:] != (backbone.n_features,) or len(head) == n_classes:
+        return None
+    for part in ("weight", "bias"):
+        given.pop(f"{HEAD}{part}", None)
+    return (
         f"{source} is for {len(head)} classes ({name} is {_shape(head)}), the ID data have {n_classes}: "
         "it is used without its head, which starts from random weights"
     )
-    return note, [given.pop(part)[0] for part in (f"{HEAD}weight", f"{HEAD}bias") if part in given]
 
 
 # --- checks
 
 
-def _check_names_and_shapes(target: _Target, source: str, given: Given) -> None:
-    expected = target.expected
-    start = BACKBONE + target.backbone.weights_prefix
-    optional = tuple(head for head in (HEAD, OOD_HEAD) if not any(ours.startswith(head) for ours in given))
-    missing = [
-        f"{ours.removeprefix(start)} {_shape(wanted)}"
-        for ours, wanted in expected.items()
-        if ours not in given and not ours.endswith(COUNTER) and not ours.startswith(optional)
-    ]
-    unexpected = [f"{name} {_shape(tensor)}" for ours, (name, tensor) in given.items() if ours not in expected]
-    misshapen = [
-        f"{name} {_shape(tensor)}, not {_shape(expected[ours])}"
-        for ours, (name, tensor) in given.items()
-        if ours in expected and tensor.shape != expected[ours].shape
-    ]
-    if missing or unexpected or misshapen:
+def _check(expected: State, backbone: Backbone, label: str, source: str, given: Given) -> None:
+    """Names, shapes and numbers; all that is wrong is listed at once."""
+    start = BACKBONE + backbone.weights_prefix
+    has_head = any(ours.startswith(HEAD) for ours in given)
+    problems: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": [], "unusable": []}
+    for ours, wanted in expected.items():
+        if ours not in given and not ours.endswith(COUNTER) and (has_head or not ours.startswith(HEAD)):
+            problems["missing"].append(f"{ours.removeprefix(start)} {_shape(wanted)}")
+    for ours, (name, tensor) in given.items():
+        if ours not in expected:
+            problems["unexpected"].append(f"{name} {_shape(tensor)}")
+        elif tensor.shape != expected[ours].shape:
+            problems["of another shape"].append(f"{name} {_shape(tensor)}, not {_shape(expected[ours])}")
+        elif not ours.endswith(COUNTER) and (reason := _unusable(tensor, expected[ours])):
+            problems["unusable"].append(f"{name} {reason}")
+    if any(problems.values()):
         raise WeightsError(
-            f"{source} does not hold the weights of {target.label}\n"
-            + _listing("missing", missing)
-            + _listing("unexpected", unexpected)
-            + _listing("of another shape", misshapen)
+            f"{source} does not hold the weights of {label}\n"
+            + "".join(_listing(what, items) for what, items in problems.items())
             + "set model.backbone to the network that the weights are of, or give other weights"
         )
-
-
-def _check_numbers(target: _Target, source: str, given: Given) -> None:
-    unusable = [
-        f"{name} {reason}"
-        for ours, (name, tensor) in given.items()
-        if not ours.endswith(COUNTER) and (reason := _unusable(tensor, target.expected[ours]))
-    ]
-    if unusable:
-        raise WeightsError(f"{source} cannot be used\n{_listing('unusable', unusable)}give other weights")
 
 
 def _unusable(tensor: Tensor, wanted: Tensor) -> str:

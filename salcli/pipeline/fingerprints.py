@@ -64,7 +64,7 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
 
     def of_set(name: str) -> str:
         if name in data["custom"]:
-            return _listing(read_from_custom(name, custom_paths(data["custom"][name], workspace.root)))
+            return _listing(read_from_custom(custom_paths(data["custom"][name], workspace.root)))
         return _listing(read_from(name, root)) or _locked(workspace, name)
 
     def of_id_set() -> str:

@@ -110,19 +110,19 @@ def write(path: Path, text: str) -> Path:
 
 def test_a_list_needs_no_header_and_counts_from_its_folder(tmp_path: Path) -> None:
     file = write(tmp_path / "list.csv", 'x/1.png,cat\n"x/with, comma\nand line.png", dog \n\n/elsewhere/2.png,cat\n')
-    source = read_custom("mine", file, labeled=True)
+    source = read_custom("mine", [file], labeled=True)
     files = [tmp_path / "x/1.png", tmp_path / "x/with, comma\nand line.png", Path("/elsewhere/2.png")]
     assert source.files == tuple(files)
     assert source.class_names == ("cat", "dog")
     np.testing.assert_array_equal(source.labels, [0, 1, 0])
     assert source.is_test is None
-    assert read_from_custom("mine", file) == [file, *files]
-    assert read_from_custom("mine", tmp_path) == [tmp_path]
-    wild = read_custom("mine", write(file, os.fsdecode(b"a.png\n\xff.png,what\n")), labeled=False)
+    assert read_from_custom([file]) == [file, *files]
+    assert read_from_custom([tmp_path]) == [tmp_path]
+    wild = read_custom("mine", [write(file, os.fsdecode(b"a.png\n\xff.png,what\n"))], labeled=False)
     assert wild.labels is None
     assert wild.files == (tmp_path / "a.png", tmp_path / os.fsdecode(b"\xff.png"))
     text = "\ufeffLabel,note,PATH,split\n10,x,a.png,train\n9,,b.png,test\n"  # with a header, in any order
-    source = read_custom("mine", write(file, text), labeled=True)
+    source = read_custom("mine", [write(file, text)], labeled=True)
     assert source.class_names == ("9", "10")  # numbers by their value
     np.testing.assert_array_equal(source.labels, [1, 0])
     np.testing.assert_array_equal(source.is_test, [False, True])
@@ -154,7 +154,7 @@ def test_a_custom_set_that_cannot_be_read_says_what_to_give(
     elif content is not None:
         write(tmp_path / name, content)
     with pytest.raises(DataError) as caught:
-        read_custom("mine", tmp_path / name, labeled=True)
+        read_custom("mine", [tmp_path / name], labeled=True)
     assert reason in str(caught.value)
 
 

@@ -33,7 +33,7 @@ def save_npz(path: Path) -> Path:
 
 def save_npy(path: Path) -> Path:
     np.save(path / "v.npy", np.asfortranarray(X, np.float64))
-    np.save(path / "v_labels.npy", Y)
+    np.save(path / "v.labels.npy", Y)
     np.save(path / "v.ids.npy", IDS)
     return path / "v.npy"
 
@@ -59,51 +59,47 @@ WITH_SPLIT = {
 
 @pytest.mark.parametrize("save", [*WITH_SPLIT.values(), save_npy], ids=[*WITH_SPLIT, "npy"])
 def test_every_format_gives_the_same_samples(tmp_path: Path, save: Callable[[Path], Path]) -> None:
-    source = read_custom("mine", save(tmp_path), labeled=True)
+    source = read_custom("mine", [save(tmp_path)], labeled=True)
     assert source.array is not None
     assert source.is_vectors
     np.testing.assert_array_equal(source.array, X, strict=True)
     np.testing.assert_array_equal(source.labels, [2, 1, 0] * 3)
     assert (source.class_names, source.row_ids) == (("ant", "cat", "dog"), tuple(IDS))
     assert save is save_npy or (source.is_test is not None and source.is_test.tolist() == [False, True, False] * 3)
-    wild = read_custom("mine", save(tmp_path), labeled=False)
+    wild = read_custom("mine", [save(tmp_path)], labeled=False)
     assert (wild.labels, wild.class_names, wild.row_ids) == (None, (), tuple(IDS))
 
 
-def test_an_array_file_may_hold_kerass_parts_or_images(tmp_path: Path) -> None:
-    np.savez(tmp_path / "v.npz", x_train=X[:6], y_train=Y[:6], x_test=X[6:], y_test=Y[6:])
-    source = read_custom("mine", tmp_path / "v.npz", labeled=True)
-    np.testing.assert_array_equal(source.array, X)
-    np.testing.assert_array_equal(source.is_test, [False] * 6 + [True] * 3)
+def test_an_array_file_may_hold_images(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (N, 4, 4, 3), dtype=np.uint8)
     np.save(tmp_path / "i.npy", images)
     np.save(tmp_path / "i.labels.npy", np.arange(N) % 2)
-    source = read_custom("mine", tmp_path / "i.npy", labeled=True)
+    source = read_custom("mine", [tmp_path / "i.npy"], labeled=True)
     assert not source.is_vectors
     np.testing.assert_array_equal(source.array, images.transpose(0, 3, 1, 2))
     np.testing.assert_array_equal(source.labels, np.arange(N) % 2)
-    assert read_from_custom("mine", tmp_path / "i.npy") == [tmp_path / "i.npy", tmp_path / "i.labels.npy"]
+    assert read_from_custom([tmp_path / "i.npy"]) == [tmp_path / "i.npy", tmp_path / "i.labels.npy"]
 
 
 def test_named_columns_win_over_those_found_by_name(tmp_path: Path) -> None:
     topic, text = pa.array([1, 10, 9] * 3), ["<b>", "", None] * 3
     save = table(id=IDS, label=Y, a=lists(), b=lists(X + 1), topic=topic, text=text, n=range(N))
     named = Columns("b", "topic", "n", ("text", "id"))
-    source = read_custom("mine", save(tmp_path), labeled=True, columns=named)
+    source = read_custom("mine", [save(tmp_path)], labeled=True, columns=named)
     np.testing.assert_array_equal(source.array, X + 1)
     assert source.class_names == ("1", "9", "10")  # numbers by their value
     assert source.row_ids == tuple(map(str, range(N)))
     assert source.shown == {"text": ("<b>", "", "") * 3, "id": tuple(IDS)}
     part = source.take(np.array([4, 0]))
     assert (part.row_ids, part.shown) == (("4", "0"), {"text": ("", "<b>"), "id": ("row 4", "row 0")})
-    wild = read_custom("mine", save(tmp_path), labeled=False, columns=Columns(("n", "topic"), "not there"))
+    wild = read_custom("mine", [save(tmp_path)], labeled=False, columns=Columns(("n", "topic"), "not there"))
     np.testing.assert_array_equal(wild.array, np.stack([np.arange(N), topic], 1))
     for columns, reason in (
         (Columns(vector="a", show=("texts",)), "has no column texts (did you mean text?)"),
         (Columns(vector="text"), "column text must hold lists of numbers, got string"),
     ):
         with pytest.raises(DataError, match=re.escape(reason)):
-            read_custom("mine", save(tmp_path), labeled=True, columns=columns)
+            read_custom("mine", [save(tmp_path)], labeled=True, columns=columns)
 
 
 # --- several files
@@ -133,11 +129,13 @@ def test_several_files_are_one_set_with_the_classes_of_all(tmp_path: Path) -> No
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"x": X[:, :1]}, "vectors must have from 2 to 16,384 dimensions, got 1"),
     ({"a": X, "b": X}, "which array holds the vectors, a or b?"),
-    ({"x": np.insert(X, [2, 4], np.nan, axis=0)}, "2 of 11 vectors have NaN or infinite values (rows 2, 5)"),
+    ({"x": np.insert(X, [2, 4], np.nan, axis=0)}, "NaN, infinite or above 1e+15 (rows 2, 5); fix or remove them"),
     ({"x": np.ones((4, 3))}, "all 4 vectors are equal"),
     ({"x": X, "id": [*IDS[:7], "row 0", "row 1"]}, "2 row ids occur more than once (row 0, row 1); make them unique"),
     ({"x": X, "y": Y[:4]}, "there are 9 vectors, but `labels` is 4 of <U3"),
     ({"x": X, "y": [0.0, np.nan, 1.0] * 3, "id": IDS}, "3 of 9 rows have no label (rows row 1, row 4, row 7)"),
+    ({"x": X, "y": np.arange(9) / 2}, "labels must be integers or text, got 0.5; name the column of the classes"),
+    ({"x": X, "y": np.arange(9) - 1}, "labels must not be negative, got -1; leave unlabeled vectors out"),
     ({"x": X, "split": ["train", "test", "dev"] * 3}, "the column split must hold train or test, got 'dev'"),
     ({"x": X, "y": np.array([1, "a", None] * 3)}, "cannot be read as .npz (Object arrays cannot be loaded"),
 ]  # fmt: skip
@@ -156,7 +154,7 @@ def test_vectors_that_cannot_be_used_are_refused_with_rows_and_reason(
     path = tmp_path / f"v.{suffix}"
     np.savez(path, **content) if suffix == "npz" else table(**content)(tmp_path)
     with pytest.raises(DataError) as caught:
-        read_custom("mine", path, labeled=True)
+        read_custom("mine", [path], labeled=True)
     assert str(caught.value).startswith(str(path))
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -166,8 +164,8 @@ def test_parquet_without_pyarrow_or_damaged_says_what_to_do(tmp_path: Path, monk
     path = table(v=lists())(tmp_path)
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(DataError, match="cannot be read as Parquet"):
-        read_custom("mine", path, labeled=False)
+        read_custom("mine", [path], labeled=False)
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DataError, match=r"needs pyarrow, which is not installed; pip install 'salcli\[parquet\]'"):
-        read_custom("mine", path, labeled=False)
+        read_custom("mine", [path], labeled=False)

@@ -122,9 +122,9 @@ def write_batch(path: Path, images: NDArray[Any], labels: dict[str, Any]) -> Non
     dump(path, {"data": rows, "batch_label": "a batch", "filenames": ["a.png"] * len(images), **labels})
 
 
-def dump(path: Path, content: object, protocol: int = 2) -> None:
-    """Protocol 2 is that of the published files."""
-    path.write_bytes(pickle.dumps(content, protocol=protocol))
+def dump(path: Path, content: object) -> None:
+    """Up to protocol 4, arrays are pickled as in the published files."""
+    path.write_bytes(pickle.dumps(content, protocol=4))
 
 
 def svhn(root: Path, recipe: Recipe) -> None:

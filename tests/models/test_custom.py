@@ -14,7 +14,7 @@ from helpers.custom_networks import SHAPE, fresh_imports, write_networks
 from salcli.errors import ModelError
 from salcli.models.custom import code_fingerprint, find_head, folder_of, import_object
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier, check_custom_head
-from salcli.models.weights import load_weights
+from salcli.models.pretrained import load_given
 from salcli.pipeline.train_id import class_check
 from salcli.store.files import Found
 from salcli.store.formats import read_network, write_network
@@ -43,7 +43,7 @@ def test_features_and_logits_are_what_goes_into_and_comes_out_of_the_networks_ow
     assert find_head(name, None, 3, SHAPE) == head
     network, theirs = Classifier(spec(name, head)).eval(), import_object(name, "network")(*arguments).eval()
     torch.save({"model": theirs.state_dict()}, code / "net.pt")
-    assert load_weights(network, code / "net.pt").head_was_loaded
+    assert load_given(network, code / "net.pt").head_was_loaded
     seen: list[torch.Tensor] = []
     theirs.get_submodule(head).register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
     images = torch.randint(0, 256, (5, *SHAPE), dtype=torch.uint8)
@@ -52,19 +52,18 @@ def test_features_and_logits_are_what_goes_into_and_comes_out_of_the_networks_ow
 
 
 @pytest.mark.parametrize(
-    ("name", "head", "reason"),
+    ("name", "reason"),
     [
-        ("Twins", None, "several layers could be its head, the last linear layer; name it with --head"),
-        ("torch.nn:Flatten", None, "has no linear head: it has no nn.Linear at all"),
-        ("PerPixel", "point", "point of odd_ones:PerPixel gets (2, 1, 8, 8) for 2 images, not one vector"),
-        ("Colour", None, "cannot take images of 1 × 8 × 8 (channels, height, width): RuntimeError: "),
-        ("broken", None, "odd_ones:broken() fails: OSError: no such luck (odd_ones.py, line "),
-        ("timm:resnet_18", None, "timm has no model resnet_18 (did you mean resnet18"),
+        ("Twins", "several layers could be its head, the last linear layer; name it with --head"),
+        ("torch.nn:Flatten", "has no linear head: it has no nn.Linear at all"),
+        ("Colour", "cannot take images of 1 × 8 × 8 (channels, height, width): RuntimeError: "),
+        ("broken", "odd_ones:broken() fails: OSError: no such luck (odd_ones.py, line "),
+        ("timm:resnet_18", "timm has no model resnet_18 (did you mean resnet18"),
     ],
 )
-def test_a_network_that_cannot_be_used_says_why(code: Path, name: str, head: str | None, reason: str) -> None:
+def test_a_network_that_cannot_be_used_says_why(code: Path, name: str, reason: str) -> None:
     with pytest.raises(ModelError) as caught:
-        find_head(name if ":" in name else f"odd_ones:{name}", head, 3, SHAPE)
+        find_head(name if ":" in name else f"odd_ones:{name}", None, 3, SHAPE)
     assert reason in str(caught.value)
 
 
@@ -75,6 +74,11 @@ def test_a_named_head_is_taken_and_keeps_the_weights_it_brings(code: Path) -> No
     network = Classifier(spec("odd_ones:tied", "4", n_classes=2))
     torch.manual_seed(0)
     assert torch.equal(network.head.weight, sys.modules["odd_ones"].tied()[4].weight)
+
+
+def test_a_head_that_gets_no_vector_is_refused_by_the_first_batch(code: Path) -> None:
+    with pytest.raises(ModelError, match=r"the head of odd_ones:PerPixel, was given \(2, 1, 8, 8\) for 2 images"):
+        Classifier(spec("odd_ones:PerPixel", "point"))(torch.zeros(2, *SHAPE))
 
 
 def test_a_head_for_other_classes_cannot_be_used_without_training(code: Path) -> None:

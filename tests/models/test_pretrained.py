@@ -221,13 +221,12 @@ def test_weights_in_torch_hubs_folder_give_torchvisions_features(folder: Path, o
     assert (report.note or "").startswith("the published file of torchvision:googlenet is for 1000 classes (")
 
 
-def test_without_a_network_the_message_names_address_and_folder(offline: Path) -> None:
-    file, hub = "resnet18-f37072fd.pth", offline.parents[1] / "hf"
-    for name, way_out in {
-        "torchvision:resnet18": f"get {file} from https://download.pytorch.org/models/{file} and put it into {offline}",
-        "timm:test_resnet": f"run `hf download timm/test_resnet.r160_in1k model.safetensors` and copy .* to {hub}",
-    }.items():
-        with pytest.raises(WeightsError, match=way_out):
+def test_without_a_network_the_message_names_address_and_file(offline: Path) -> None:
+    for name, url, file in (
+        ("torchvision:resnet18", "https://download.pytorch.org/models/", "resnet18-f37072fd.pth"),
+        ("timm:test_resnet", ".*/timm/test_resnet.r160_in1k/.*", "test_resnet.r160_in1k.safetensors"),
+    ):
+        with pytest.raises(WeightsError, match=f"get {url}.*, save it as {file}, and use it: --weights FILE"):
             load_pretrained(name)
 
 

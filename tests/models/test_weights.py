@@ -15,7 +15,8 @@ from torch import Tensor
 
 from salcli.errors import WeightsError
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
-from salcli.models.weights import load_weights
+from salcli.models.pretrained import load_given
+from salcli.models.weights import WeightsReport
 
 State = dict[str, Tensor]
 
@@ -47,7 +48,7 @@ def refused(built: Classifier, path: Path) -> str:
     """The message; the network is as it was."""
     before = {key: tensor.clone() for key, tensor in built.state_dict().items()}
     with pytest.raises(WeightsError) as caught:
-        load_weights(built, path)
+        load_given(built, path)
     after = built.state_dict()
     assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
     assert str(caught.value).startswith(str(path))
@@ -84,9 +85,7 @@ def test_weights_are_found_in_every_wrapping_and_both_formats_of_torch(
 ) -> None:
     path = tmp_path / "weights.pth.tar"
     torch.save(WRAPPINGS[wrapping](published(source)), path, _use_new_zipfile_serialization=wrapping != "ordered")
-    report = load_weights(target, path)
-    assert report.n_loaded == len(source.state_dict())
-    assert (report.head_was_loaded, report.ood_head_was_loaded, report.ignored, report.note) == (True, False, (), None)
+    assert load_given(target, path) == WeightsReport(head_was_loaded=True)
     assert same_outputs(target, source)
 
 
@@ -101,33 +100,25 @@ def test_every_prefix_and_every_name_of_the_head_is_understood(
         for key, tensor in published(source, head).items()
     }
     save_file(state, tmp_path / "weights.safetensors")
-    assert load_weights(target, tmp_path / "weights.safetensors").head_was_loaded
+    assert load_given(target, tmp_path / "weights.safetensors").head_was_loaded
     assert same_outputs(target, source)
 
 
-def test_an_ood_classifiers_output_is_loaded_if_file_and_network_have_one(source: Classifier, tmp_path: Path) -> None:
-    with_output = network(seed=1, kind=OodClassifier)
+def test_an_ood_classifiers_second_output_is_left_out(tmp_path: Path) -> None:
+    with_output, plain = network(seed=1, kind=OodClassifier), network(seed=2)
     path = tmp_path / "made.safetensors"
     save_file({key: tensor.contiguous() for key, tensor in with_output.state_dict().items()}, path)
-    plain, other = network(seed=2), network(seed=2, kind=OodClassifier)
-    report = load_weights(plain, path)
-    assert (report.ood_head_was_loaded, set(report.ignored)) == (False, {"ood_head.weight", "ood_head.bias"})
+    assert load_given(plain, path).head_was_loaded
     assert same_outputs(plain, with_output)
-    assert load_weights(other, path).ood_head_was_loaded
-    assert torch.equal(other.ood_head.weight, with_output.ood_head.weight)
-    report = load_weights(other, stored(published(source), tmp_path / "weights.pt"))
-    assert (report.head_was_loaded, report.ood_head_was_loaded) == (True, False)
-    assert torch.equal(other.ood_head.weight, with_output.ood_head.weight)
 
 
 def test_counters_and_head_may_be_missing_and_an_average_is_read(source: Any, target: Any, tmp_path: Path) -> None:
     state = {key: tensor for key, tensor in published(source).items() if "num_batches" not in key}
-    assert load_weights(network(seed=3), stored(state, tmp_path / "weights.pt")).n_loaded == len(state)
+    assert load_given(network(seed=3), stored(state, tmp_path / "weights.pt")).head_was_loaded
     headless = {key: tensor for key, tensor in state.items() if not key.startswith("fc.")}
-    assert not load_weights(network(seed=3), stored(headless, tmp_path / "weights.pt")).head_was_loaded
+    assert not load_given(network(seed=3), stored(headless, tmp_path / "weights.pt")).head_was_loaded
     averaged = torch.optim.swa_utils.AveragedModel(source)
-    report = load_weights(target, stored(averaged.state_dict(), tmp_path / "average.pt"))
-    assert report.ignored == ("n_averaged",)
+    load_given(target, stored(averaged.state_dict(), tmp_path / "average.pt"))
     assert same_outputs(target, source)
 
 
@@ -146,8 +137,8 @@ def test_a_state_dict_of_another_network_is_refused_with_what_differs(tmp_path: 
 def test_a_head_for_other_classes_is_left_out_with_a_note(tmp_path: Path, target: Classifier, head: str) -> None:
     state = published(network(n_classes=100), head)
     path = stored({k if k.startswith(head) else f"module.{k}": v for k, v in state.items()}, tmp_path / "weights.pt")
-    before, report = target.head.weight.clone(), load_weights(target, path)
-    assert (report.head_was_loaded, report.ignored) == (False, (f"{head}.weight", f"{head}.bias"))
+    before, report = target.head.weight.clone(), load_given(target, path)
+    assert not report.head_was_loaded
     assert f"{path} is for 100 classes ({head}.weight is (100, 64)), the ID data have 10" in (report.note or "")
     assert torch.equal(target.head.weight, before)
     assert torch.equal(target.backbone.conv1.weight, state["conv1.weight"])
