@@ -372,7 +372,7 @@ def _load_torchvision(name: str) -> dict[str, Tensor]:
                     url, str(path), checksum[1] if checksum else None, progress=sys.stderr.isatty()
                 )
         except (OSError, RuntimeError, HTTPException) as error:
-            raise _not_to_be_had(f"torchvision:{name}", error, url, path.name) from None
+            raise _not_to_be_had(f"torchvision:{name}", error, url, path) from None
     return read_state_dict(path)
 
 
@@ -398,8 +398,8 @@ def _load_timm(name: str, in_channels: int) -> dict[str, Tensor]:
         with _impatient():
             network: nn.Module = timm.create_model(name, pretrained=True, in_chans=in_channels)
     except Exception as error:  # of the hub's client or torch.hub's: no common class
-        file_name = f"{config['architecture']}.{config['tag']}{Path(url).suffix}"
-        raise _not_to_be_had(f"timm:{name}", error, url, file_name) from None
+        file = Path(f"{config['architecture']}.{config['tag']}{Path(url).suffix}")
+        raise _not_to_be_had(f"timm:{name}", error, url, file) from None
     return network.state_dict()
 
 
@@ -423,10 +423,10 @@ def _check_reachable(config: Mapping[str, Any], url: str) -> None:
         get_hf_file_metadata(url, timeout=TIMEOUT)
 
 
-def _not_to_be_had(backbone: str, error: Exception, url: str, file_name: str) -> WeightsError:
-    """The file name says what the weights expect of an image (`_of_library`)."""
+def _not_to_be_had(backbone: str, error: Exception, url: str, file: Path) -> WeightsError:
+    """The name of the file says what the weights expect of an image (`_of_library`)."""
     reason = describe_failure(error).partition("\n")[0]
     return WeightsError(
         f"the weights of {backbone} are not on this computer and cannot be downloaded ({reason}); get {url}, save it "
-        f"as {file_name}, and use it: --weights FILE (in params.yaml: model.weights)"
+        f"as {file}, and use it: --weights FILE (in params.yaml: model.weights)"
     )

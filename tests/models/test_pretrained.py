@@ -223,7 +223,7 @@ def test_weights_in_torch_hubs_folder_give_torchvisions_features(folder: Path, o
 
 def test_without_a_network_the_message_names_address_and_file(offline: Path) -> None:
     for name, url, file in (
-        ("torchvision:resnet18", "https://download.pytorch.org/models/", "resnet18-f37072fd.pth"),
+        ("torchvision:resnet18", "https://download.pytorch.org/models/", offline / "resnet18-f37072fd.pth"),
         ("timm:test_resnet", ".*/timm/test_resnet.r160_in1k/.*", "test_resnet.r160_in1k.safetensors"),
     ):
         with pytest.raises(WeightsError, match=f"get {url}.*, save it as {file}, and use it: --weights FILE"):
