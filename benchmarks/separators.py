@@ -44,7 +44,15 @@ from salcli.engine.batches import Rows
 from salcli.engine.linear import Examples, FullFit
 from salcli.methods.base import Head, Known
 from salcli.methods.sal import BLEND, COMMITTEE, LEARNED, TAU, fit_head, labeled_gradients, tau, unlabeled_gradients
-from salcli.methods.separators import Transforms, blend, learn, members, ranks_by_content, tau_name, temperatures
+from salcli.methods.separators import (
+    blend,
+    committee_scores,
+    learn,
+    members,
+    ranks_by_content,
+    tau_name,
+    temperatures,
+)
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
@@ -263,10 +271,9 @@ def with_taus(deal: Deal, params: Params) -> list[dict[str, Tensor]]:
 def rows_of(deal: Deal, params: Params, seed: int) -> Iterator[dict[str, Any]]:
     by_side = with_taus(deal, params)
     scores = {name: (by_side[0][name], by_side[1][name]) for name in by_side[0]}
-    transforms = Transforms.fit(by_side[1])
     learned = learn(deal.wild, deal.calibration, scores, seed)
     scores |= {
-        COMMITTEE: (transforms.committee(by_side[0]), transforms.committee(by_side[1])),
+        COMMITTEE: committee_scores(scores),
         LEARNED: (learned.wild, learned.calibration),
         BLEND: blend(deal.wild, deal.calibration, scores, seed),
     }

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
 from salcli.engine.batches import Rows
 from salcli.engine.device import Compute, computing, resolve_device
-from salcli.engine.inference import in_batches
+from salcli.engine.inference import outputs_of
 from salcli.errors import (
     BadArtifactError,
     MetricsError,
@@ -148,7 +147,7 @@ def _fitted(
         training = id_samples(workspace, params, "train", experiment).rows
 
         def over_training_data(outputs: Callable[[Tensor], Tensor]) -> Tensor:
-            return torch.cat([one for (one,) in in_batches(network, outputs, training, BATCH_SIZE, compute, task)])
+            return outputs_of(network, outputs, training, BATCH_SIZE, compute, task)[0]
 
         method.fit(network, over_training_data)
     method.compact(experiment.seed)

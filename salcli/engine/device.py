@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from salcli.errors import DeviceError
 from salcli.models.backbones import Backbone
 from salcli.progress import rank, world_size
-from salcli.sal.gradients import FactorSource
+from salcli.sal.gradients import FactorSource, Workers
 
 T = TypeVar("T")
 TIMEOUT = 1800  # seconds
@@ -53,7 +53,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(Workers):
     """This process among `size`. All of them must call the same methods in the same order."""
 
     rank: int = 0

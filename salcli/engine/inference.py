@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from salcli.engine.batches import DeviceRows, Rows
 from salcli.engine.device import Compute
 from salcli.errors import DeviceError
-from salcli.progress import Task
+from salcli.progress import Silent, Task
 
 Outputs = Tensor | tuple[Tensor, ...]
 
@@ -40,6 +40,19 @@ def in_batches(
         joined = [part for process in compute.processes.collect(parts) for part in process]
         yield tuple(torch.cat(column) for column in zip(*joined, strict=True))
         task.advance(len(some))
+
+
+def outputs_of(
+    network: nn.Module,
+    outputs: Callable[[Tensor], Outputs],
+    rows: Rows,
+    batch_size: int,
+    compute: Compute,
+    task: Task | None = None,
+) -> list[Tensor]:
+    """Each of the `outputs`, of all rows in one tensor."""
+    batches = in_batches(network, outputs, rows, batch_size, compute, task or Silent())
+    return [torch.cat(parts) for parts in zip(*batches, strict=True)]
 
 
 class _Pieces:
@@ -85,5 +98,5 @@ def accuracy(network: nn.Module, rows: Rows, labels: Tensor, batch_size: int, co
         logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
         return logits.argmax(1)
 
-    parts = [part for (part,) in in_batches(network, predicted, rows, batch_size, compute, task)]
-    return float((torch.cat(parts) == labels).double().mean())
+    (found,) = outputs_of(network, predicted, rows, batch_size, compute, task)
+    return float((found == labels).double().mean())

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, MultiStepLR
 
@@ -45,6 +46,13 @@ class SgdConfig(Protocol):
     def momentum(self) -> float: ...
     @property
     def weight_decay(self) -> float: ...
+
+
+def classification(network: nn.Module, batch: Batch) -> BatchResult:
+    """Cross-entropy of the class logits."""
+    samples, labels = batch
+    logits = network(samples)
+    return BatchResult(cross_entropy(logits, labels), (logits.argmax(1) == labels).sum())
 
 
 # (network as called in training, batch) → loss. A method is its objective.

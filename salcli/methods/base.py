@@ -7,8 +7,8 @@ table in docs/rivals.md are derived from these declarations.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from salcli.engine.augmentation import Augmentation
 from salcli.engine.batches import Batches, EndlessRows, LabeledRows, Rows
 from salcli.engine.device import Compute
-from salcli.engine.inference import in_batches
+from salcli.engine.inference import outputs_of
 from salcli.engine.linear import FullFit
-from salcli.engine.training import SCHEDULES, Epoch, Run, reproducible
+from salcli.engine.training import SCHEDULES, Epoch, Objective, Run, classification, reproducible
 from salcli.errors import ParamsError, SalError, unknown_name
 from salcli.models.custom import import_object
 from salcli.models.network import AsGiven, Classifier, NetworkSpec
@@ -286,26 +286,20 @@ class Start:
     batch_size: int = 512  # of passes without gradients
     progress: Progress = field(default_factory=Silent)
 
-    @contextmanager
-    def random(self, purpose: str) -> Iterator[torch.Generator]:
+    def random(self, purpose: str) -> AbstractContextManager[torch.Generator]:
         """Inside, torch's global random stream depends on the seed and the purpose alone; gives one for the order."""
-        with reproducible(self.seed, purpose) as generator:
-            yield generator
+        return reproducible(self.seed, purpose)
 
     def generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.seed, purpose))
 
     def logits(self, network: Classifier, rows: Rows) -> Tensor:
         """Class logits of all rows, in evaluation mode."""
-        return self._outputs(network, network.forward, rows)
+        return outputs_of(network, network.forward, rows, self.batch_size, self.compute)[0]
 
     def features(self, network: Classifier, rows: Rows) -> Tensor:
         """Features of all rows, in evaluation mode."""
-        return self._outputs(network, network.features, rows)
-
-    def _outputs(self, network: Classifier, outputs: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
-        batches = in_batches(network, outputs, rows, self.batch_size, self.compute, Silent())
-        return torch.cat([batch for (batch,) in batches])
+        return outputs_of(network, network.features, rows, self.batch_size, self.compute)[0]
 
     def fine_tuning(
         self, network: Classifier, others: Mapping[str, Rows], generator: torch.Generator, **options: Any
@@ -315,18 +309,32 @@ class Start:
         The draws are the same for all methods: they see the same samples in the same order.
         """
         assert self.schedule is not None
-        augment = self.generator(f"augment/{self.ood}")
-        sources = {name: EndlessRows(rows, self.compute, generator) for name, rows in others.items()}
-        stateful = {"augmentation": augment, **sources, **options.pop("stateful", {})}
+        return self.run(network, self.schedule, generator, f"augment/{self.ood}", others, **options)
+
+    def run(
+        self,
+        network: Classifier,
+        params: TrainParams,
+        generator: torch.Generator,
+        augment: str = "augment",  # the purpose of these draws
+        others: Mapping[str, Rows] | None = None,
+        objective: Objective = classification,
+        stateful: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Run:
+        """A run on the labeled ID data and, in each batch, as many of each of `others`."""
+        draws = self.generator(augment)
+        sources = {name: EndlessRows(rows, self.compute, generator) for name, rows in (others or {}).items()}
         return Run(
             network=network,
-            batches=Batches(self.training, self.compute, Augmentation(self.schedule.augment, augment), sources),
+            objective=objective,
+            batches=Batches(self.training, self.compute, Augmentation(params.augment, draws), sources),
             n_samples=len(self.training),
-            params=self.schedule,
+            params=params,
             compute=self.compute,
             generator=generator,
-            stateful=stateful,
-            schedule=SCHEDULES[self.schedule.schedule],
+            stateful={"augmentation": draws, **sources, **(stateful or {})},
+            schedule=SCHEDULES[params.schedule],
             **options,
         )
 

@@ -6,7 +6,7 @@ And the network of baselines that train on all ID data.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,15 +15,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
-from torch.optim import Optimizer
 
-from salcli.engine.augmentation import Augmentation, Distortions
+from salcli.engine.augmentation import Distortions
 from salcli.engine.batches import Batch, Batches, check_views_exist, viewed
 from salcli.engine.training import (
-    SCHEDULES,
     BatchResult,
     Run,
-    SgdConfig,
     drops,
     lars,
     momentum_sgd,
@@ -203,9 +200,7 @@ class _Contrastive(IdTrained):
     needs_images = True
     in_one_process = True
     authors_epochs: ClassVar[tuple[int, int]]  # of the features, of the heads
-
-    def optimizer(self, weights: Iterable[nn.Parameter], params: SgdConfig) -> Optimizer:
-        return momentum_sgd(weights, params)
+    optimizer = staticmethod(momentum_sgd)  # of the features
 
     @abstractmethod
     def views(self, distort: Distortions, network: Any, images: Tensor, labels: Tensor) -> Batch:
@@ -338,9 +333,7 @@ class Csi(_Contrastive):
 
     network = RotationClassifier
     authors_epochs = (700, 100)
-
-    def optimizer(self, weights: Iterable[nn.Parameter], params: SgdConfig) -> Optimizer:
-        return lars(weights, params)
+    optimizer = staticmethod(lars)
 
     def views(self, distort: Distortions, network: Any, images: Tensor, labels: Tensor) -> Batch:
         one, other = distort.mirrored(images.repeat(2, 1, 1, 1)).chunk(2)
@@ -387,26 +380,9 @@ class OnAllId(IdTrained):
 
     def phases(self, start: Start) -> Phases:
         with start.random("train-all-id") as generator:
-            network, augment = Classifier(start.spec), start.generator("augment")
-            run = Run(
-                network=network,
-                objective=_cross_entropy,
-                batches=Batches(start.training, start.compute, Augmentation(self.params.augment, augment)),
-                n_samples=len(start.training),
-                params=self.params,
-                compute=start.compute,
-                generator=generator,
-                stateful={"augmentation": augment},
-                schedule=SCHEDULES[self.params.schedule],
-            )
-            yield Phase("", run, self.params.model_dump())
+            network = Classifier(start.spec)
+            yield Phase("", start.run(network, self.params, generator), self.params.model_dump())
         return network
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return msp(outputs[0])
-
-
-def _cross_entropy(network: nn.Module, batch: Batch) -> BatchResult:
-    samples, labels = batch
-    logits = network(samples)
-    return BatchResult(cross_entropy(logits, labels), (logits.argmax(1) == labels).sum())

@@ -167,7 +167,8 @@ def tau(
         shared_reference=shared,
         device=device,
     )
-    return [_first_defined(processes().collect(own)) for own in scores]
+    # each process scored some classes and left NaN for the others
+    return [reduce(lambda one, other: one.where(~one.isnan(), other), processes().collect(own)) for own in scores]
 
 
 def _own_classes(n_classes: int, task: Task) -> Iterator[int]:
@@ -175,11 +176,6 @@ def _own_classes(n_classes: int, task: Task) -> Iterator[int]:
     for k in range(processes().rank, n_classes, processes().size):
         yield k
         task.advance(processes().size)
-
-
-def _first_defined(scores: list[Tensor]) -> Tensor:
-    """Each process scored some classes and left NaN for the others."""
-    return reduce(lambda first, second: torch.where(first.isnan(), second, first), scores)
 
 
 def known_tau(known: Known, params: FilterParams, source: RepresentationSource) -> Float[Tensor, " n"]:

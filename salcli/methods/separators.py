@@ -9,7 +9,7 @@ scores and such a regression: the one is robust where outliers are few, the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -60,9 +60,7 @@ def outlier_scores(
     score: PostHoc, known: Known, sources: Sequence[RepresentationSource]
 ) -> tuple[Float[Tensor, " n"], ...]:
     """Of every source; higher = outlier."""
-    found = tuple(-known.scores(score, source) for source in sources)
-    check_finite(score.name, *found)
-    return found
+    return tuple(finite(score.name, -known.scores(score, source)) for source in sources)
 
 
 def working_scores(
@@ -78,12 +76,12 @@ def working_scores(
         yield name, found
 
 
-def check_finite(name: str, *scores: Tensor) -> None:
-    for values in scores:
-        if n_undefined := int((~values.isfinite()).sum()):
-            raise ThresholdError(
-                f"{name} gives NaN or infinity for {n_undefined} of {len(values)} samples; use another score"
-            )
+def finite(name: str, scores: Tensor) -> Tensor:
+    if n_undefined := int((~scores.isfinite()).sum()):
+        raise ThresholdError(
+            f"{name} gives NaN or infinity for {n_undefined} of {len(scores)} samples; use another score"
+        )
+    return scores
 
 
 def tau_name(temperature: float) -> str:
@@ -120,6 +118,13 @@ class Transforms:
 
 def is_tau(name: str) -> bool:
     return name == TAU or name.startswith(f"{TAU}-T")
+
+
+def committee_scores(scores: Scores) -> tuple[Float[Tensor, " m"], Float[Tensor, " n"]]:
+    """Of wild and of held-out ID data."""
+    wild, calibration = ({name: pair[side] for name, pair in scores.items() if not is_tau(name)} for side in (0, 1))
+    transforms = Transforms.fit(calibration)
+    return transforms.committee(wild), transforms.committee(calibration)
 
 
 @dataclass(frozen=True)
@@ -213,6 +218,7 @@ class Side:
     source: RepresentationSource
     scores: Mapping[str, Float[Tensor, " n"]]
     rank: NDArray[np.int64]  # by content
+    transforms: Transforms  # one for both sides
 
     @cached_property
     def fold(self) -> NDArray[np.int64]:
@@ -224,15 +230,25 @@ class Side:
         """The rows by content: sums and draws would depend on the order of rows otherwise."""
         return np.argsort(self.rank, kind="stable")
 
-    def matrices(self, transforms: Transforms, rows: Tensor | None = None) -> Iterable[Float[np.ndarray, "n c"]]:
+    def matrices(self, rows: Tensor | None = None) -> Iterator[Float[np.ndarray, "n c"]]:
         """The inputs, chunk by chunk; of some rows only, in rising order."""
         source = self.source if rows is None else self.source.take(rows)
-        scores = dict(self.scores) if rows is None else {name: values[rows] for name, values in self.scores.items()}
-        start = 0
-        for chunk in source.chunks():
-            own = {name: values[start : start + len(chunk)] for name, values in scores.items()}
-            yield inputs(chunk, own, transforms).numpy()
-            start += len(chunk)
+        scores = self.scores if rows is None else {name: values[rows] for name, values in self.scores.items()}
+        for chunk, own in chunks_with_scores(source, scores):
+            yield inputs(chunk, own, self.transforms).numpy()
+
+    @cached_property
+    def n_columns(self) -> int:
+        return next(self.matrices(torch.arange(1))).shape[1]
+
+
+def chunks_with_scores(
+    source: RepresentationSource, scores: Mapping[str, Tensor]
+) -> Iterator[tuple[Representation, dict[str, Tensor]]]:
+    start = 0
+    for chunk in source.chunks():
+        yield chunk, {name: values[start : start + len(chunk)] for name, values in scores.items()}
+        start += len(chunk)
 
 
 def inputs(x: Representation, scores: Mapping[str, Tensor], transforms: Transforms) -> Float[Tensor, "n c"]:
@@ -258,17 +274,11 @@ class Learned:
         return inputs(x, scores, self.transforms) @ self.weight + self.offset
 
 
-def learn(
-    wild: RepresentationSource,
-    calibration: RepresentationSource,
-    scores: Scores,
-    seed: int,
-    strengths: Sequence[float] = STRENGTHS,
-) -> Learned:
+def learn(wild: RepresentationSource, calibration: RepresentationSource, scores: Scores, seed: int) -> Learned:
     """Fit held-out ID against wild data, fold by fold, and choose the penalty without the truth."""
-    sides, transforms = _two_sides(wild, calibration, scores, seed)
-    models = _fitted(sides, transforms, strengths)
-    found = [_out_of_fold(side, transforms, models) for side in sides]  # s, m and s, n
+    sides = _two_sides(wild, calibration, scores, seed)
+    models = _fitted(sides, STRENGTHS)
+    found = [_out_of_fold(side, models) for side in sides]  # s, m and s, n
     overall = _strongest_penalty(found, sides, None, seed)
     picked = [torch.empty_like(own[0]) for own in found]
     for fold in range(N_FOLDS):
@@ -280,10 +290,10 @@ def learn(
             values[rows] = transform(own[chosen, rows])
     weight = np.mean([fold[overall] for fold in models], axis=0)
     return Learned(
-        transforms=transforms,
+        transforms=sides[0].transforms,
         wild=picked[0],
         calibration=picked[1],
-        strength=strengths[overall],
+        strength=STRENGTHS[overall],
         weight=torch.from_numpy(weight[:-1]),
         offset=float(weight[-1]),
         held_out=found[1][overall],
@@ -293,9 +303,7 @@ def learn(
 def _committee_alone(wild: RepresentationSource, scores: Scores) -> Learned:
     """Nothing learned: the committee, as a function of the same inputs."""
     transforms = Transforms.fit({name: calibration for name, (_, calibration) in scores.items()})
-    of_wild, of_calibration = (
-        transforms.committee({name: pair[side] for name, pair in scores.items()}) for side in (0, 1)
-    )
+    of_wild, of_calibration = committee_scores(scores)
     first = next(iter(wild.chunks()))
     weight = torch.zeros(first.feature.shape[1] + first.logits.shape[1] + len(scores) + 1, dtype=torch.float64)
     weight[-1] = 1
@@ -310,11 +318,10 @@ def blend(
     Nothing is chosen on the calibration data, which set T. One over the number of columns as the strength: features
     that say nothing cannot drown the others.
     """
-    sides, transforms = _two_sides(wild, calibration, scores, seed)
-    n_columns = next(iter(sides[1].matrices(transforms, torch.arange(1)))).shape[1]
-    models = _fitted(sides, transforms, [1 / n_columns])
-    mean = _comparable([transforms(side.scores).mean(dim=1) for side in sides])
-    learned = _comparable([_out_of_fold(side, transforms, models)[0] for side in sides])
+    sides = _two_sides(wild, calibration, scores, seed)
+    models = _fitted(sides, [1 / sides[1].n_columns])
+    mean = _comparable([side.transforms(side.scores).mean(dim=1) for side in sides])
+    learned = _comparable([_out_of_fold(side, models)[0] for side in sides])
     of_wild, of_calibration = ((1 - BLENDED) * a + BLENDED * b for a, b in zip(mean, learned, strict=True))
     return of_wild, of_calibration
 
@@ -327,18 +334,18 @@ def _comparable(sides: Sequence[Tensor]) -> list[Tensor]:
 
 def _two_sides(
     wild: RepresentationSource, calibration: RepresentationSource, scores: Scores, seed: int
-) -> tuple[tuple[Side, Side], Transforms]:
+) -> tuple[Side, Side]:
     if len(calibration) < LEAST_CALIBRATION:
         raise ThresholdError(
             f"score learned needs at least {LEAST_CALIBRATION} calibration samples, got {len(calibration)}; "
             "use more calibration data (data.id_shares.calibration), or score committee"
         )
     known = {name: pair[1].nan_to_num(0.0) for name, pair in scores.items()}  # τ of a class that no wild sample has: 0
-    sides = (
-        Side(wild, {name: pair[0] for name, pair in scores.items()}, ranks_by_content(wild, seed)),
-        Side(calibration, known, ranks_by_content(calibration, seed)),
+    transforms = Transforms.fit(known)
+    return (
+        Side(wild, {name: pair[0] for name, pair in scores.items()}, ranks_by_content(wild, seed), transforms),
+        Side(calibration, known, ranks_by_content(calibration, seed), transforms),
     )
-    return sides, Transforms.fit(known)
 
 
 def _strongest_penalty(found: Sequence[Tensor], sides: Sequence[Side], without_fold: int | None, seed: int) -> int:
@@ -352,11 +359,9 @@ def _strongest_penalty(found: Sequence[Tensor], sides: Sequence[Side], without_f
     return int(torch.nonzero(beaten < SURE_OF_PENALTY)[0])
 
 
-def _fitted(
-    sides: tuple[Side, Side], transforms: Transforms, strengths: Sequence[float]
-) -> list[Float[np.ndarray, "s c"]]:
+def _fitted(sides: tuple[Side, Side], strengths: Sequence[float]) -> list[Float[np.ndarray, "s c"]]:
     """For each fold, the models of all strengths that have not seen it: weights and, last, the offset."""
-    n_columns = next(iter(sides[1].matrices(transforms, torch.arange(1)))).shape[1]
+    n_columns = sides[1].n_columns
     most = min(MOST_SAMPLES, max(1000, MOST_NUMBERS // n_columns))
     rows = [np.sort(side.order[:most]) for side in sides]
     matrix, fold = np.empty((sum(map(len, rows)), n_columns)), np.empty(sum(map(len, rows)), np.int64)
@@ -364,7 +369,7 @@ def _fitted(
     for side, own in zip(sides, rows, strict=True):
         position = start + np.argsort(np.argsort(side.rank[own], kind="stable"))  # sums depend on the order: by content
         fold[position] = side.fold[own]
-        for chunk in side.matrices(transforms, torch.from_numpy(own)):
+        for chunk in side.matrices(torch.from_numpy(own)):
             matrix[position[: len(chunk)]] = chunk
             position = position[len(chunk) :]
         start += len(own)
@@ -459,11 +464,9 @@ def _minimized(
         return np.stack([*threads.map(run, range(len(start)))])
 
 
-def _out_of_fold(
-    side: Side, transforms: Transforms, models: Sequence[Float[np.ndarray, "s c"]]
-) -> Float[Tensor, "s n"]:
+def _out_of_fold(side: Side, models: Sequence[Float[np.ndarray, "s c"]]) -> Float[Tensor, "s n"]:
     found, start = np.empty((len(models[0]), len(side.rank))), 0
-    for matrix in side.matrices(transforms):
+    for matrix in side.matrices():
         fold = side.fold[start : start + len(matrix)]
         for k in np.unique(fold):
             rows = np.flatnonzero(fold == k)
@@ -526,10 +529,6 @@ class Separator(Combined):
 
     def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
         """τ is computed for all samples at once, because its singular vectors are."""
-        found = self._taus(source) | self.of_members(source)
-        parts, start = [torch.zeros(0, dtype=torch.float64)], 0
-        for chunk in source.chunks():
-            own = {name: values[start : start + len(chunk)] for name, values in found.items()}
-            parts.append(-self.learned.score(chunk, own))
-            start += len(chunk)
-        return torch.cat(parts)
+        found = chunks_with_scores(source, self._taus(source) | self.of_members(source))
+        parts = [-self.learned.score(chunk, own) for chunk, own in found]
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])

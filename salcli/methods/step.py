@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from salcli.engine.augmentation import Distortions
 from salcli.engine.batches import Batch, Batches, LabeledRows, Rows, check_views_exist, viewed
-from salcli.engine.inference import in_batches
+from salcli.engine.inference import outputs_of
 from salcli.engine.training import STEPS_BETWEEN_LOSSES, BatchResult, Run, SgdConfig
 from salcli.errors import TrainingError
 from salcli.methods.base import (
@@ -149,8 +148,7 @@ class Step(WildTrained):
         """Fit the projection to the neighbours of all samples, then take the centres of the labeled ones."""
         own, device = self.params.structure, start.compute.device
         with start.progress.task("STEP, features", len(rows), "samples") as task:
-            batches = in_batches(network, network.features, rows, BATCH_OF_FEATURES, start.compute, task)
-            features = torch.cat([part for (part,) in batches])
+            (features,) = outputs_of(network, network.features, rows, BATCH_OF_FEATURES, start.compute, task)
         known = features[: len(start.training)]
         try:
             to_white = whitening(known, own.ridge)
@@ -164,7 +162,12 @@ class Step(WildTrained):
             losses = projection_steps(network.head, features.to(device), graph, own, generator)
             for step, loss in enumerate(losses, start=1):
                 is_shown = step % STEPS_BETWEEN_LOSSES == 0 or step == own.steps
-                task.advance(1, **({"loss": _finite(float(loss), own.lr)} if is_shown else {}))
+                if is_shown and not loss.isfinite():
+                    raise TrainingError(
+                        "the loss of STEP's projection is NaN or infinite; try a smaller methods.step.structure.lr "
+                        f"(it is {own.lr:g})"
+                    )
+                task.advance(1, **({"loss": float(loss)} if is_shown else {}))
         network.set_centres(known.to(device), start.training.labels)
 
     def score(self, network: StepNetwork, outputs: list[Tensor]) -> Float[Tensor, " n"]:
@@ -195,14 +198,6 @@ def _objective(network: nn.Module, batch: Batch, *, temperature: float) -> Batch
 def _adam(weights: Iterable[nn.Parameter], params: SgdConfig) -> torch.optim.Optimizer:
     betas = (params.momentum, ADAM_BETA2)
     return torch.optim.Adam(weights, params.lr, betas=betas, weight_decay=params.weight_decay)
-
-
-def _finite(loss: float, lr: float) -> float:
-    if not math.isfinite(loss):
-        raise TrainingError(
-            f"the loss of STEP's projection is NaN or infinite; try a smaller methods.step.structure.lr (it is {lr:g})"
-        )
-    return loss
 
 
 def whitening(id_features: Float[Tensor, "m d"], ridge: float) -> Float[Tensor, "d d"]:

@@ -64,11 +64,8 @@ def _with_own_schedule(start: Start, params: Section) -> Start:
 class WildLossMethod(WildTrained):
     """Fine-tunes the ID classifier with a loss on ID and wild logits. The simplest base of a custom rival."""
 
-    def prepare(self, start: Start) -> None:
-        """Compute what the loss needs before the training starts."""
-
     def first_network(self, start: Start) -> Classifier:
-        """What the training starts from."""
+        """What the training starts from. A method that needs something else before its first loss computes it here."""
         assert start.classifier is not None
         return start.classifier
 
@@ -80,21 +77,11 @@ class WildLossMethod(WildTrained):
     def phases(self, start: Start) -> Phases:
         assert start.wild is not None
         with start.random(f"train-ood/{start.ood}") as generator:
-            self.prepare(start)
             network, objective = self.first_network(start), partial(_objective, loss=self.loss)
             tuned = _with_own_schedule(start, self.params)
             run = tuned.fine_tuning(network, {"wild": start.wild}, generator, objective=objective)
             yield Phase("", run, self.params.model_dump())
         return network
-
-
-def oe_loss(
-    id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"], weight: float
-) -> Float[Tensor, ""]:
-    """Cross-entropy of ID samples, plus the weighted one of wild samples to the uniform distribution."""
-    wild = wild_logits.float()
-    to_uniform = wild.logsumexp(dim=1) - wild.mean(dim=1)
-    return cross_entropy(id_logits.float(), labels) + (weight * to_uniform).mean()
 
 
 @method("oe", label="OE", paper="Hendrycks et al., 2019")
@@ -109,24 +96,13 @@ class OutlierExposure(WildLossMethod):
     def loss(
         self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
     ) -> Float[Tensor, ""]:
-        return oe_loss(id_logits, labels, wild_logits, self.params.loss_weight)
+        """Cross-entropy of ID samples, plus the weighted one of wild samples to the uniform distribution."""
+        wild = wild_logits.float()
+        to_uniform = wild.logsumexp(dim=1) - wild.mean(dim=1)
+        return cross_entropy(id_logits.float(), labels) + (self.params.loss_weight * to_uniform).mean()
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return msp(outputs[0])
-
-
-def energy_oe_loss(
-    id_logits: Float[Tensor, "n k"],
-    labels: Int[Tensor, " n"],
-    wild_logits: Float[Tensor, "m k"],
-    weight: float,
-    margins: tuple[float, float],
-) -> Float[Tensor, ""]:
-    """Cross-entropy of ID samples, plus squared hinges on the energies of ID and of wild samples."""
-    id_energy, wild_energy = (-logits.float().logsumexp(dim=1) for logits in (id_logits, wild_logits))
-    too_high, too_low = (id_energy - margins[0]).relu(), (margins[1] - wild_energy).relu()
-    hinges = too_high.square().mean() + too_low.square().mean()
-    return cross_entropy(id_logits.float(), labels) + weight * hinges
 
 
 def _auto_or_number(value: object) -> object:
@@ -151,17 +127,20 @@ class EnergyOe(WildLossMethod):
         m_in: Margin
         m_out: Margin
 
-    def prepare(self, start: Start) -> None:
+    def first_network(self, start: Start) -> Classifier:
         training = start.training.rows
-        self.margins = (
-            _mean_energy(start, training) if self.params.m_in == "auto" else self.params.m_in,
-            _mean_energy(start, _noise_like(training)) if self.params.m_out == "auto" else self.params.m_out,
-        )
+        self.m_in = _mean_energy(start, training) if self.params.m_in == "auto" else self.params.m_in
+        self.m_out = _mean_energy(start, _noise_like(training)) if self.params.m_out == "auto" else self.params.m_out
+        return super().first_network(start)
 
     def loss(
         self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
     ) -> Float[Tensor, ""]:
-        return energy_oe_loss(id_logits, labels, wild_logits, self.params.loss_weight, self.margins)
+        """Cross-entropy of ID samples, plus squared hinges on the energies of ID and of wild samples."""
+        id_energy, wild_energy = (-logits.float().logsumexp(dim=1) for logits in (id_logits, wild_logits))
+        too_high, too_low = (id_energy - self.m_in).relu(), (self.m_out - wild_energy).relu()
+        hinges = too_high.square().mean() + too_low.square().mean()
+        return cross_entropy(id_logits.float(), labels) + self.params.loss_weight * hinges
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return energy(outputs[0])
@@ -206,21 +185,6 @@ class EnergyClassifier(Classifier):
         return -nn.functional.linear(energy, weight, bias).squeeze(1)
 
 
-def energy_vos_loss(
-    id_logits: Float[Tensor, "n k"],
-    labels: Int[Tensor, " n"],
-    wild_logits: Float[Tensor, "m k"],
-    weight: float,
-    outlier_line: nn.Module,
-) -> Float[Tensor, ""]:
-    """Cross-entropy of ID samples, plus the logistic loss of telling ID from wild samples by a line in the energy."""
-    of_id, of_wild = (
-        outlier_line(logits.float().logsumexp(dim=1, keepdim=True)) for logits in (id_logits, wild_logits)
-    )
-    logistic = (softplus(of_id).mean() + softplus(-of_wild).mean()) / 2
-    return cross_entropy(id_logits.float(), labels) + weight * logistic
-
-
 @method("energy-vos", label="Energy-VOS", paper="Du et al., 2022")
 class EnergyVos(WildLossMethod):
     """A logistic loss on the energies of ID and of wild samples, as in WOODS' published sweeps; scored by Energy."""
@@ -243,7 +207,12 @@ class EnergyVos(WildLossMethod):
     def loss(
         self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
     ) -> Float[Tensor, ""]:
-        return energy_vos_loss(id_logits, labels, wild_logits, self.params.loss_weight, self.line)
+        """Cross-entropy of ID samples, plus the logistic loss of telling ID from wild samples by the line."""
+        of_id, of_wild = (
+            self.line(logits.float().logsumexp(dim=1, keepdim=True)) for logits in (id_logits, wild_logits)
+        )
+        logistic = (softplus(of_id).mean() + softplus(-of_wild).mean()) / 2
+        return cross_entropy(id_logits.float(), labels) + self.params.loss_weight * logistic
 
     def score(self, network: EnergyClassifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return energy(outputs[0])
@@ -268,16 +237,14 @@ class Woods(WildTrained):
         """At the start, ID data have as many false alarms as they may."""
         assert start.classifier is not None
         assert start.wild is not None
-        numbers = {"margin": 0.0, **self.params.model_dump(exclude={"schedule"})}
         with start.random(f"train-ood/{start.ood}") as generator:
             id_logits = start.logits(start.classifier, start.training.rows)
-            threshold = float(id_logits.logsumexp(1).quantile(numbers["false_alarms"]))
+            threshold = float(id_logits.logsumexp(1).quantile(self.params.false_alarms))
             network = EnergyClassifier.on_top_of(start.classifier, threshold)
-            loss_before = float(cross_entropy(id_logits, start.training.labels))
-            loss = ConstrainedEnergyLoss(network.outlier_line, loss_before, **numbers)
             start.compute.place(network)
-            loss.to(start.compute.device)
-            best = _BestNetwork(start, network, loss, numbers["tolerance"])
+            loss_before = float(cross_entropy(id_logits, start.training.labels))
+            loss = ConstrainedEnergyLoss(network.outlier_line, loss_before, self.params)
+            best = _BestNetwork(start, network, loss)
             run = _with_own_schedule(start, self.params).fine_tuning(
                 network,
                 {"wild": start.wild},
@@ -309,8 +276,8 @@ class Scone(Woods):
 class _BestNetwork:
     """Checks the constraints after each epoch, and keeps the last network that meets them or comes nearest."""
 
-    def __init__(self, start: Start, network: EnergyClassifier, loss: ConstrainedEnergyLoss, tolerance: float) -> None:
-        self._start, self._network, self._loss, self._tolerance = start, network, loss, tolerance
+    def __init__(self, start: Start, network: EnergyClassifier, loss: ConstrainedEnergyLoss) -> None:
+        self._start, self._network, self._loss = start, network, loss
         self._epoch, self._best_epoch = 0, 0
         self._best: Constraints | None = None
         self._weights: dict[str, Tensor] = {}
@@ -347,7 +314,7 @@ class _BestNetwork:
         """Beyond what is tolerated. A network with NaN or infinite outputs is worst."""
         if not math.isfinite(found.false_alarms + found.loss):
             return math.inf
-        return max(0.0, found.excess - self._tolerance)
+        return max(0.0, found.excess - self._loss.params.tolerance)
 
     def get_state(self) -> dict[str, Any]:
         best = None if self._best is None else tuple(self._best)
@@ -366,33 +333,19 @@ class ConstrainedEnergyLoss:
     epoch.
     """
 
-    def __init__(
-        self,
-        outlier_line: nn.Module,
-        loss_before: float,
-        *,
-        margin: float,
-        false_alarms: float,
-        loss_factor: float,
-        multiplier_lr: float,
-        penalty_growth: float,
-        tolerance: float,
-    ) -> None:
-        self._outlier_line, self._margin = outlier_line, margin
-        self._multiplier_lr, self._penalty_growth, self._tolerance = multiplier_lr, penalty_growth, tolerance
+    def __init__(self, outlier_line: nn.Linear, loss_before: float, params: Woods.Params) -> None:
+        self._outlier_line, self.params = outlier_line, params
         # false alarms first, then the loss
-        self._limits = torch.tensor([false_alarms, loss_factor]) * torch.tensor([1.0, loss_before])
-        self._multipliers, self._penalty_weights = torch.zeros(2), torch.ones(2)
-
-    def to(self, device: torch.device) -> None:
-        self._limits = self._limits.to(device)
-        self._multipliers, self._penalty_weights = self._multipliers.to(device), self._penalty_weights.to(device)
+        limits = torch.tensor([params.false_alarms, params.loss_factor]) * torch.tensor([1.0, loss_before])
+        self._limits = limits.to(outlier_line.weight.device)
+        self._multipliers, self._penalty_weights = torch.zeros_like(self._limits), torch.ones_like(self._limits)
 
     def __call__(
         self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
     ) -> Float[Tensor, ""]:
         """The loss with the multipliers as they are now: wild samples taken for ID, and what the constraints add."""
-        missed = torch.sigmoid(-self._outlierness(wild_logits.float(), self._margin)).mean()
+        margin = getattr(self.params, "margin", 0.0)
+        missed = torch.sigmoid(-self._outlierness(wild_logits.float(), margin)).mean()
         id_logits = id_logits.float()
         alarms = torch.sigmoid(self._outlierness(id_logits)).mean()
         excess = torch.stack([alarms, cross_entropy(id_logits, labels)]) - self._limits
@@ -412,8 +365,9 @@ class ConstrainedEnergyLoss:
         standing = torch.tensor([each.cpu().numpy().mean() for each in (each_alarm, each_loss)], device=device)
         excess = standing - self._limits
         slope = torch.where(weight * excess + multiplier >= 0, excess, -multiplier / weight)
-        self._multipliers = multiplier + self._multiplier_lr * slope
-        self._penalty_weights = torch.where(excess > self._tolerance, weight * self._penalty_growth, weight)
+        self._multipliers = multiplier + self.params.multiplier_lr * slope
+        grown = weight * self.params.penalty_growth
+        self._penalty_weights = torch.where(excess > self.params.tolerance, grown, weight)
         (alarms, loss), (most_alarms, largest_loss) = standing.tolist(), self._limits.tolist()
         return Constraints(alarms, most_alarms, loss, largest_loss)
 

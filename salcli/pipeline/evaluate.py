@@ -14,7 +14,7 @@ from torch import Tensor
 
 from salcli.engine.batches import LabeledRows, Rows
 from salcli.engine.device import Compute, computing, processes
-from salcli.engine.inference import Outputs, in_batches
+from salcli.engine.inference import Outputs, outputs_of
 from salcli.errors import BadArtifactError
 from salcli.methods.base import ALL_ID, Head, IdTrained, InputScore, Known, Method, PostHoc, Trained, of_all_id
 from salcli.methods.sal import protocol, variant_label
@@ -174,11 +174,8 @@ class _Scorer:
         if isinstance(method, PostHoc):
             return self._post_hoc(method)
         if isinstance(method, InputScore):
-            outputs, logits = (
-                self._over_test(self.classifier, method.outputs(self.classifier)),
-                self.representation.logits,
-            )
-            return self._split(method.label, method.score(outputs[0]), logits)
+            outputs = self._over_test(self.classifier, method.outputs(self.classifier))
+            return self._split(method.label, method.score(outputs[0]), self.representation.logits)
         return self._trained(name, method)
 
     def _post_hoc(self, method: PostHoc) -> TestScores:
@@ -251,13 +248,12 @@ class _Scorer:
         """Outputs of a network on the ID test set, then on the OOD test set, then on held-out data."""
         rows = [rows for rows in (self.id_test.rows, self.ood_test, *self.held_out) if len(rows)]
         size = self.params.evaluate.batch_size
-        passes = [in_batches(network, outputs, some, size, self.compute, self.task) for some in rows]
-        return [torch.cat(parts) for parts in zip(*(batch for one in passes for batch in one), strict=True)]
+        passes = [outputs_of(network, outputs, some, size, self.compute, self.task) for some in rows]
+        return [torch.cat(parts) for parts in zip(*passes, strict=True)]
 
     def _over_training(self, network: Classifier, outputs: Callable[[Tensor], Tensor], part: IdPart) -> Tensor:
-        training = id_samples(self.workspace, self.params, part, self.experiment)
-        batches = in_batches(network, outputs, training.rows, self.params.evaluate.batch_size, self.compute, Silent())
-        return torch.cat([batch for (batch,) in batches])
+        rows = id_samples(self.workspace, self.params, part, self.experiment).rows
+        return outputs_of(network, outputs, rows, self.params.evaluate.batch_size, self.compute)[0]
 
     def _split(self, label: str, score: Tensor, logits: Tensor, is_short: bool = False) -> TestScores:
         n_id = len(self.id_test)
@@ -282,9 +278,7 @@ class _OnAllId(_Scorer):
     def known(self) -> Known:
         network, samples = self.classifier, id_samples(self.workspace, self.params, "all", self.experiment)
         size, outputs = self.params.evaluate.batch_size, network.features_and_logits
-        batches = in_batches(network, outputs, samples.rows, size, self.compute, Silent())
-        feature, logits = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        id_train = Representation(feature, logits, samples.labels)
+        id_train = Representation(*outputs_of(network, outputs, samples.rows, size, self.compute), samples.labels)
         seed, device, note = self.experiment.seed, self.compute.device, self.task.note
         return Known(Head.of(network.head), id_train, None, seed, device, note, network.as_given)
 

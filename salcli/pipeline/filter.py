@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from salcli.engine.batches import Rows
 from salcli.engine.device import computing, processes, resolve_device
-from salcli.engine.inference import in_batches
+from salcli.engine.inference import outputs_of
 from salcli.errors import ThresholdError
 from salcli.methods.base import Head, InputScore, Known, PostHoc
 from salcli.methods.sal import (
@@ -31,11 +31,10 @@ from salcli.methods.sal import (
     unlabeled_gradients,
 )
 from salcli.methods.separators import (
-    Learned,
     Scores,
-    Transforms,
     blend,
-    check_finite,
+    committee_scores,
+    finite,
     is_tau,
     learn,
     members,
@@ -81,7 +80,13 @@ class IdFit:
 
     train_risk: float  # mean cross-entropy
     train_accuracy: float
-    calibration_accuracy: float
+    calibration_accuracy: float  # NaN of none
+
+    @classmethod
+    def of(cls, id_train: RepresentationFile, calibration: RepresentationFile) -> IdFit:
+        losses = [cross_entropy(chunk.logits.double(), chunk.label, reduction="sum") for chunk in id_train.chunks()]
+        accuracies = (float((one.predicted == one.label).double().mean()) for one in (id_train, calibration))
+        return cls(float(sum(losses)) / len(id_train), *accuracies)
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         experiment=experiment,
         candidates=candidates,
         errors=None if is_ood is None else separation_errors(is_candidate, is_ood),
-        fit=id_fit(data.id_train, data.calibration),
+        fit=IdFit.of(data.id_train, data.calibration),
         n_unscored=len(calibrating) - len(defined),
         n_id_train=len(data.id_train),
         trials=[_diagnosed(trial, scores, is_ood) for trial in trials],
@@ -257,9 +262,8 @@ class _Data:
 
     def all_scores(self) -> Scores:
         """By every score that needs no pass over samples and works here; only τ has to."""
-        found = dict(self._single_scores())
-        found[COMMITTEE] = self._committee(found)
-        single = {name: pair for name, pair in found.items() if name != COMMITTEE}
+        single = self._taus() | self._post_hoc_scores()
+        found = {**single, COMMITTEE: committee_scores(single)}
         with self._task(BLEND, 1, "separator") as task:
             try:
                 found[BLEND] = blend(self.wild, self.calibration, single, self.experiment.seed)
@@ -272,45 +276,36 @@ class _Data:
         """Of the wild data, and of the ID data that the threshold is chosen on."""
         if name == TAU:
             return self._tau(float(self.params.filter.temperature))
-        if name in (COMMITTEE, LEARNED):
-            found = self._single_scores(with_tau=name == LEARNED)
-            if name == COMMITTEE:
-                return self._committee(found)
-            learned = self._learned(found)
+        if name == COMMITTEE:
+            return committee_scores(self._post_hoc_scores())
+        if name == LEARNED:
+            found = self._taus() | self._post_hoc_scores()
+            with self._task(LEARNED, 1, "separator") as task:
+                learned = learn(self.wild, self.calibration, found, self.experiment.seed)
+                task.advance(1)
             return learned.wild, learned.calibration
         method = self.params.method(name)
         n_samples = len(self.wild) + len(self.calibrating)
         with self._task(name, n_samples, "samples") as task:
             if isinstance(method, InputScore):
-                wild, calibrating = self._by_input(method, task)
-                check_finite(name, wild, calibrating)
-            else:
-                wild, calibrating = self._by_representation(method, task)
-                task.advance(n_samples)
-        return wild, calibrating
-
-    def _single_scores(self, *, with_tau: bool = True) -> Scores:
-        """τ at every temperature, and every post-hoc score that works here."""
-        found = {tau_name(one): self._tau(one) for one in temperatures(self.params.filter)} if with_tau else {}
-        asked, own = members(self.params), self.params.filter.score
-        with self._task("post-hoc scores", len(asked), "scores") as task:
-            for name, (wild, calibrating) in working_scores(
-                own, asked, self._known(task), [self.wild, self.calibration]
-            ):
-                found[name] = wild, calibrating
-                task.advance(1)
+                return self._by_input(method, task)
+            found = self._by_representation(method, task)
+            task.advance(n_samples)
         return found
 
-    def _committee(self, found: Scores) -> tuple[Tensor, Tensor]:
-        transforms = Transforms.fit({name: pair[1] for name, pair in found.items() if not is_tau(name)})
-        wild, calibrating = ({name: pair[side] for name, pair in found.items()} for side in (0, 1))
-        return transforms.committee(wild), transforms.committee(calibrating)
+    def _taus(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """At every temperature."""
+        return {tau_name(one): self._tau(one) for one in temperatures(self.params.filter)}
 
-    def _learned(self, found: Scores) -> Learned:
-        with self._task(LEARNED, 1, "separator") as task:
-            learned = learn(self.wild, self.calibration, found, self.experiment.seed)
-            task.advance(1)
-        return learned
+    def _post_hoc_scores(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """By every post-hoc score that works here."""
+        asked, sources = members(self.params), [self.wild, self.calibration]
+        found = {}
+        with self._task("post-hoc scores", len(asked), "scores") as task:
+            for name, pair in working_scores(self.params.filter.score, asked, self._known(task), sources):
+                found[name] = pair
+                task.advance(1)
+        return found
 
     def _task(self, name: str, total: int, unit: str) -> AbstractContextManager[Task]:
         what = "" if self.params.filter.score == TAU else f", {name}"
@@ -325,9 +320,7 @@ class _Data:
             wild, calibrating = outlier_scores(method, self._known(task), [self.wild, self.calibration])
             return wild, calibrating
         (wild,) = outlier_scores(method, self._known(task), [self.wild])
-        calibrating = -method.scores(self.calibrating, fitted_on=True)
-        check_finite(method.name, calibrating)
-        return wild, calibrating
+        return wild, finite(method.name, -method.scores(self.calibrating, fitted_on=True))
 
     def _tau(self, temperature: float) -> tuple[Tensor, Tensor]:
         own, seed, n_classes = self.params.filter.softened(temperature), self.experiment.seed, self.wild.n_classes
@@ -352,21 +345,10 @@ class _Data:
         with computing(self.params.device, self.params.numerics) as compute:
 
             def scored(rows: Rows) -> Tensor:
-                outputs = method.outputs(self.classifier)
-                batches = in_batches(self.classifier, outputs, rows, size, compute, task)
-                return -method.score(torch.cat([batch for (batch,) in batches]))
+                outputs = outputs_of(self.classifier, method.outputs(self.classifier), rows, size, compute, task)
+                return finite(method.name, -method.score(outputs[0]))
 
             return scored(wild), scored(calibrating)
-
-
-def id_fit(id_train: RepresentationFile, calibration: RepresentationFile) -> IdFit:
-    """Read off the stored logits."""
-    losses = [cross_entropy(chunk.logits.double(), chunk.label, reduction="sum") for chunk in id_train.chunks()]
-    return IdFit(
-        train_risk=float(sum(losses)) / len(id_train),
-        train_accuracy=float((id_train.predicted == id_train.label).double().mean()),
-        calibration_accuracy=float((calibration.predicted == calibration.label).double().mean()),  # NaN of none
-    )
 
 
 def choose_score(

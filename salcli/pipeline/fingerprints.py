@@ -75,8 +75,9 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
     def of_given(key: str) -> str:
         return fingerprint(workspace.given(lookup(params, key))) if lookup(params, key) else ""
 
-    families = method_families()
-    named = *_evaluated(params), *_separators(params), str(params["detector"]["method"])
+    families, evaluated = method_families(), params["evaluate"]["methods"]
+    named = [*(evaluated if isinstance(evaluated, list) else []), str(params["detector"]["method"])]
+    named += [_score(params, variant) for variant in params["variant"]]
     custom = {*params["rivals"], *params["encoders"], *named} - families.keys()
     methods = {name: code_of(f"salcli.methods.{family}") for name, family in families.items()}
     methods |= {name: _custom_code(name, code_folder) for name in custom if ":" in name}
@@ -141,15 +142,14 @@ def _compiled(path: Path) -> str:
     return _described(compile(path.read_bytes(), path.name, "exec", dont_inherit=True, optimize=2))
 
 
-def _described(code: CodeType) -> str:
-    constants = [_described(c) if isinstance(c, CodeType) else _constant(c) for c in code.co_consts]
-    names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-    return repr((names, code.co_flags, code.co_argcount, code.co_kwonlyargcount, code.co_code, constants))
-
-
-def _constant(value: object) -> str:
-    """Sets of constants have no order."""
-    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+def _described(value: object) -> str:
+    if isinstance(value, frozenset):  # it has no order
+        return repr(sorted(map(repr, value)))
+    if not isinstance(value, CodeType):
+        return repr(value)
+    names = value.co_name, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars
+    constants = [_described(constant) for constant in value.co_consts]
+    return repr((names, value.co_flags, value.co_argcount, value.co_kwonlyargcount, value.co_code, constants))
 
 
 def _custom_code(name: str, folder: Path) -> str:
@@ -182,15 +182,6 @@ def _embedder(workspace: Workspace, params: dict[str, Any], code_folder: Path) -
 
 
 # -- which methods a stage uses
-
-
-def _evaluated(params: dict[str, Any]) -> list[str]:
-    methods = params["evaluate"]["methods"]
-    return [*methods] if isinstance(methods, list) else []
-
-
-def _separators(params: dict[str, Any]) -> list[str]:
-    return [_score(params, variant) for variant in params["variant"]]
 
 
 def _score(params: dict[str, Any], variant: str) -> str:

@@ -44,16 +44,17 @@ def id_samples(workspace: Workspace, params: Params, part: IdPart, experiment: E
 
 def wild_samples(workspace: Workspace, params: Params, experiment: Experiment) -> Rows:
     """The wild data, without their truth. The index counts through the ID set first, then through the OOD set."""
-    source = read_wild_set(workspace.find(experiment.wild)).source
-    names = params.data.id, experiment.ood
-    return Rows(tuple(read_samples(workspace.find(prepared_set(name))).array for name in names), source)
+    return _of_both_sets(workspace, params, experiment, read_wild_set(workspace.find(experiment.wild)).source)
 
 
 def wild_holdout_samples(workspace: Workspace, params: Params, experiment: Experiment) -> Rows:
     """Wild data that neither the filter nor any training has seen, without their truth; none if wild_holdout is 0."""
-    source = read_wild_holdout(workspace.find(experiment.wild_holdout))
-    names = params.data.id, experiment.ood
-    return Rows(tuple(read_samples(workspace.find(prepared_set(name))).array for name in names), source)
+    return _of_both_sets(workspace, params, experiment, read_wild_holdout(workspace.find(experiment.wild_holdout)))
+
+
+def _of_both_sets(workspace: Workspace, params: Params, experiment: Experiment, index: np.ndarray) -> Rows:
+    sets = (read_samples(workspace.find(prepared_set(name))) for name in (params.data.id, experiment.ood))
+    return Rows(tuple(samples.array for samples in sets), index)
 
 
 def ood_test_samples(workspace: Workspace, params: Params, experiment: Experiment, unseen: str = "") -> Rows:

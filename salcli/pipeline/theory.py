@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,7 +154,9 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         )
     wild, found = wild_representation(workspace, experiment), workspace.find(experiment.candidates)
     candidates, filtered_with = read_candidates(found), read_header(found).about["filter"]
-    is_held_out = _scores_held_out_data(filtered_with)
+    # whether the filter's calibration scores are of held-out data, treated just as the wild data are
+    alike = filtered_with["labels"] == "predicted" or filtered_with["score"] != TAU
+    is_held_out = filtered_with["calibration"] == "holdout" and alike
     with (progress or Silent()).task(f"theory, {experiment}", 4, "steps") as task:
         on_held_out, on_wild = (gradient_moments(Gradients(one, one.predicted)) for one in (calibration, wild))
         task.advance(1)
@@ -230,12 +233,6 @@ def _outliers(wild: CentredGradients, v: Tensor, view: GradientView, above: Tens
     return Outliers(view, is_outlier, means, by_truth=is_ood is not None)
 
 
-def _scores_held_out_data(filtered_with: dict[str, str]) -> bool:
-    """Whether the filter's calibration scores are of held-out data, treated just as the wild data are."""
-    alike = filtered_with["labels"] == "predicted" or filtered_with["score"] != TAU
-    return filtered_with["calibration"] == "holdout" and alike
-
-
 def _outlier_scores(
     id_train: RepresentationFile, calibration: RepresentationFile, wild: RepresentationFile, knn_k: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
@@ -261,7 +258,7 @@ def _thresholds(candidates: Candidates) -> Tensor:
 
 def _metrics(result: TheoryCheck) -> dict[str, object]:
     truth, errors = result.truth, result.errors_at_threshold(estimated=False)
-    return {
+    content = {
         "zeta": result.held_out.zeta,
         "zeta_noise": result.held_out.noise,
         "zeta_without_noise": result.held_out.without_noise,
@@ -272,42 +269,38 @@ def _metrics(result: TheoryCheck) -> dict[str, object]:
         "pi": truth.pi if truth else None,
         "pi_estimate": asdict(result.mixture),
         "tau": asdict(result.tau),
-        "mean_tau_id": _number(truth.mean_tau_id) if truth else None,
-        "mean_tau_ood": _number(truth.mean_tau_ood) if truth else None,
-        "mean_tau_ood_bound": _number(result.least_mean),
-        "tau_err_out": _number(truth.err_out) if truth else None,
-        "tau_err_out_bound": {name: _number(value) for name, value in result.err_out_bounds.items()},
+        "mean_tau_id": truth.mean_tau_id if truth else None,
+        "mean_tau_ood": truth.mean_tau_ood if truth else None,
+        "mean_tau_ood_bound": result.least_mean,
+        "tau_err_out": truth.err_out if truth else None,
+        "tau_err_out_bound": result.err_out_bounds,
         "threshold": result.candidates.threshold,
-        "contamination": _number(errors[2]) if errors else None,
-        "errors": _curve(truth.errors) if truth else None,
-        "errors_estimated": _curve(result.estimated) if result.estimated else None,
+        "contamination": errors[2] if errors else None,
+        "errors": vars(truth.errors) if truth else None,
+        "errors_estimated": vars(result.estimated) if result.estimated else None,
         "gradients": _dots(result.outliers, result.experiment) if result.outliers else None,
     }
+    return {name: _as_json(value) for name, value in content.items()}
 
 
 def _dots(outliers: Outliers, experiment: Experiment) -> dict[str, object]:
     """What a figure of the gradients needs: a sample of them, and the two means."""
-    n = len(outliers.is_outlier)
+    n, view, means = len(outliers.is_outlier), outliers.view, outliers.means
     rows = torch.from_numpy(generator(experiment.seed, "theory, dots").permutation(n)[:MOST_DOTS])
-    short = {
-        name: [float(f"{value:.4g}") for value in getattr(outliers.view, name)[rows].tolist()]
-        for name in ("along", "across")
-    }
+    along, across = ([float(f"{value:.4g}") for value in part[rows].tolist()] for part in (view.along, view.across))
     return {
-        **short,
-        "is_outlier": outliers.is_outlier[rows].tolist(),
-        "means": {
-            name: [_number(value) for value in getattr(outliers.means, name).tolist()]
-            for name in ("along", "across", "angle")
-        },
+        "along": along,
+        "across": across,
+        "is_outlier": outliers.is_outlier[rows],
+        "means": {"along": means.along, "across": means.across, "angle": means.angle},
         "by_truth": outliers.by_truth,
     }
 
 
-def _curve(curve: ErrorCurve) -> dict[str, list[float | None]]:
-    return {name: [_number(value) for value in values.tolist()] for name, values in vars(curve).items()}
-
-
-def _number(value: float) -> float | None:
-    """JSON has neither NaN nor infinity."""
-    return value if math.isfinite(value) else None
+def _as_json(value: Any) -> Any:
+    """Tensors as lists, and None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _as_json(one) for name, one in value.items()}
+    if isinstance(value, Tensor | list):
+        return [_as_json(one) for one in (value.tolist() if isinstance(value, Tensor) else value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

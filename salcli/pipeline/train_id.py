@@ -8,28 +8,23 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
-from salcli.engine.augmentation import Augmentation
-from salcli.engine.batches import Batch, Batches, LabeledRows
 from salcli.engine.device import Compute, computing
-from salcli.engine.inference import accuracy, in_batches
+from salcli.engine.inference import accuracy, outputs_of
 from salcli.engine.linear import ROUNDS, Examples, FullFit
-from salcli.engine.training import SCHEDULES, BatchResult, Epoch, Run, reproducible, train
+from salcli.engine.training import Epoch, reproducible, train
 from salcli.errors import WeightsError
-from salcli.methods.base import LBFGS
+from salcli.methods.base import LBFGS, Start
 from salcli.models.network import Classifier, check_custom_head
 from salcli.models.pretrained import PRETRAINED, load_given
 from salcli.params.schema import Params
 from salcli.pipeline.inputs import id_samples
 from salcli.pipeline.networks import code_of_network, network_spec
 from salcli.progress import Progress, Silent
-from salcli.sal.seeding import derived_seed
 from salcli.store.files import fingerprint, write_csv, write_json
 from salcli.store.formats import ResumePoint, write_network
 from salcli.store.layout import Experiment, Workspace
@@ -98,12 +93,18 @@ def run(
                 _start_from(weights, network, progress, is_given=is_given)
             elif is_given:
                 check_custom_head(network)
-            state = workspace.target(experiment.resume_state("train-id"))
+            state, what = workspace.target(experiment.resume_state("train-id")), f"train-id, seed {seed}"
             if is_fitted:
-                curve, about["penalty"] = _fit(network, training, params, compute, progress, seed)
+                compute.place(network)
+                examples = Examples.of_classes(training.rows, training.labels)
+                fit = FullFit(network.head, network.features, examples, params.train_id.penalty, seed, compute.device)
+                with progress.task(what, ROUNDS, "rounds") as task:
+                    curve, about["penalty"] = fit.run(task)
             else:
+                course = Start(seed, training, compute, network.spec).run(network, params.train_id, generator)
                 settings = {**about, "processes": compute.processes.size}
-                curve = _train(network, training, params, compute, progress, generator, (state, settings), seed)
+                with progress.task(what, course.total_samples, "samples") as task:
+                    curve = train(course, task, ResumePoint(state, settings, task))
         with progress.task("accuracy", len(training) + len(test), "samples") as task:
             train_accuracy, test_accuracy = (
                 accuracy(network, part.rows, part.labels, BATCH_SIZE, compute, task) for part in (training, test)
@@ -117,50 +118,6 @@ def run(
             write_json(written[2], {"train_accuracy": train_accuracy, "test_accuracy": test_accuracy})
             state.unlink(missing_ok=True)
     return TrainedClassifier(seed, curve[-1] if curve else None, train_accuracy, test_accuracy, written, check)
-
-
-def _train(
-    network: Classifier,
-    training: LabeledRows,
-    params: Params,
-    compute: Compute,
-    progress: Progress,
-    generator: torch.Generator,
-    resume: tuple[Path, dict[str, Any]],  # where the state of an unfinished run is, and what it must agree with
-    seed: int,
-) -> list[Epoch]:
-    """By SGD."""
-    augment = torch.Generator().manual_seed(derived_seed(seed, "augment"))
-    course = Run(
-        network=network,
-        objective=_objective,
-        batches=Batches(training, compute, Augmentation(params.train_id.augment, augment)),
-        n_samples=len(training),
-        params=params.train_id,
-        compute=compute,
-        generator=generator,
-        stateful={"augmentation": augment},
-        schedule=SCHEDULES[params.train_id.schedule],
-    )
-    with progress.task(f"train-id, seed {seed}", course.total_samples, "samples") as task:
-        return train(course, task, ResumePoint(*resume, task))
-
-
-def _fit(
-    network: Classifier, training: LabeledRows, params: Params, compute: Compute, progress: Progress, seed: int
-) -> tuple[list[Epoch], float]:
-    """The linear head, in full. Also returns its penalty."""
-    compute.place(network)
-    examples = Examples.of_classes(training.rows, training.labels)
-    fit = FullFit(network.head, network.features, examples, params.train_id.penalty, seed, compute.device)
-    with progress.task(f"train-id, seed {seed}", ROUNDS, "rounds") as task:
-        return fit.run(task)
-
-
-def _objective(network: nn.Module, batch: Batch) -> BatchResult:
-    samples, labels = batch
-    logits = network(samples)
-    return BatchResult(cross_entropy(logits, labels), (logits.argmax(1) == labels).sum())
 
 
 def _given_weights(workspace: Workspace, params: Params) -> Path | Literal["pretrained"] | None:
@@ -193,9 +150,8 @@ def _check_classes(
     held_out = id_samples(workspace, params, "calibration", experiment)
     if len(held_out) == 0:
         held_out = id_samples(workspace, params, "train", experiment)
-    logits = in_batches(network, network.forward, held_out.rows, BATCH_SIZE, compute, Silent())
-    predicted = torch.cat([batch for (batch,) in logits]).argmax(1)
-    return class_check(predicted, held_out.labels, held_out.class_names)
+    (logits,) = outputs_of(network, network.forward, held_out.rows, BATCH_SIZE, compute)
+    return class_check(logits.argmax(1), held_out.labels, held_out.class_names)
 
 
 def class_check(predicted: Tensor, labels: Tensor, class_names: tuple[str, ...]) -> ClassCheck:

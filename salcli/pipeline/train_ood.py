@@ -14,15 +14,15 @@ from salcli.engine.inference import accuracy
 from salcli.engine.linear import ROUNDS, FullFit
 from salcli.engine.training import Epoch, train
 from salcli.errors import TrainingError
-from salcli.methods.base import LBFGS, IdTrained, Start, Trained, WildTrained, find_method
+from salcli.methods.base import LBFGS, IdTrained, Start, Trained, TrainParams, WildTrained, find_method
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
 from salcli.pipeline.inputs import classifier, id_samples, wild_samples
 from salcli.pipeline.networks import code_of_network, network_spec
-from salcli.pipeline.review import Reviewed, reviewed
+from salcli.pipeline.review import reviewed
 from salcli.progress import Progress, Silent
 from salcli.store.files import fingerprint, write_csv
-from salcli.store.formats import Candidates, ResumePoint, read_candidates, write_network
+from salcli.store.formats import ResumePoint, read_candidates, write_network
 from salcli.store.layout import Artifact, Experiment, Workspace
 
 BATCH_SIZE = 512  # of passes without gradients
@@ -56,22 +56,23 @@ def run(
     method: WildTrained = find_method(rival, WildTrained).from_params(params) if rival else params.method(name)  # type: ignore[assignment]
     network = classifier(workspace, experiment)
     training, wild = id_samples(workspace, params, "train", experiment), wild_samples(workspace, params, experiment)
-    # rivals do without the filter, so another filter does not change them
-    candidates = None if rival else read_candidates(workspace.find(experiment.candidates))
-    review = _review(workspace, params, candidates, experiment)
-    is_candidate = review.is_candidate if review else candidates.is_candidate if candidates else None
-    n_outliers = len(wild) if is_candidate is None else int(is_candidate.sum())
-    schedule = params.train_ood.model_dump(
-        include={"epochs", "batch_size", "lr", "momentum", "weight_decay", "schedule", "augment"}
-    )
-    settings = {
+    settings: dict[str, Any] = {
         "ood": experiment.ood,
-        "train_ood": schedule,
-        "n_outliers": n_outliers,
-        **({"review": review.about} if review else {}),
+        "train_ood": params.train_ood.model_dump(include={*TrainParams.model_fields}),
+        "n_outliers": len(wild),
     }
-    if candidates:
-        settings["candidates"] = fingerprint(workspace.find(experiment.candidates).path)
+    is_candidate, note = None, ""
+    if not rival:  # rivals do without the filter, so another filter does not change them
+        found = workspace.find(experiment.candidates)
+        candidates, given = read_candidates(found), params.train_ood.review
+        is_candidate = candidates.is_candidate
+        review = reviewed(workspace.given(given), candidates, found, experiment) if given else None
+        if review:
+            is_candidate, note = review.is_candidate, str(review)
+            settings["review"] = review.about
+        elif given:
+            note = f"{given} does not mention this experiment, so its candidates stay as they are"
+        settings |= {"n_outliers": int(is_candidate.sum()), "candidates": fingerprint(found.path)}
     with computing(params.device, params.numerics) as compute:
         start = Start(
             seed=experiment.seed,
@@ -87,9 +88,6 @@ def run(
             progress=progress or Silent(),
         )
         job = _Job(workspace, params, experiment, method, name, start, settings, experiment.network(name))
-        note = str(review) if review else ""
-        if candidates and params.train_ood.review and not review:
-            note = f"{params.train_ood.review} does not mention this experiment, so its candidates stay as they are"
         trained, curves = job.run(note)
         written = [workspace.target(artifact) for artifact in (job.target, experiment.curve(name))]
         # contrast counts something else, and so does a fit of the OOD head
@@ -100,7 +98,7 @@ def run(
             job.write(trained, curves, written)
     last = {phase: curve[-1] for phase, curve in curves.items()}
     label = method.label if rival else name
-    return TrainedNetwork(name, label, experiment, n_outliers, last, train_accuracy, None, written)
+    return TrainedNetwork(name, label, experiment, settings["n_outliers"], last, train_accuracy, None, written)
 
 
 def run_encoder(
@@ -197,13 +195,3 @@ class _Job:
     def _state(self, phase: str) -> Path:
         what = "-".join(filter(None, ("train", self.name, phase)))
         return self.workspace.target(self.experiment.resume_state(what))
-
-
-def _review(
-    workspace: Workspace, params: Params, candidates: Candidates | None, experiment: Experiment
-) -> Reviewed | None:
-    """What a person decided about the candidates, where params name a list."""
-    if candidates is None or params.train_ood.review is None:
-        return None
-    found = workspace.find(experiment.candidates)
-    return reviewed(workspace.given(params.train_ood.review), candidates, found, experiment)

@@ -110,30 +110,6 @@ class Factors:
         return torch.einsum("nk,nd->nkd", self.residual, self.feature).flatten(1)
 
 
-@runtime_checkable
-class FactorSource(Protocol):
-    """Gradients that can be read more than once, chunk by chunk: from memory or from a file."""
-
-    @property
-    def label(self) -> Int[Tensor, " n"]:
-        """The label that each sample's gradient was taken with."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def chunks(self) -> Iterable[Factors]:
-        """The samples, in the same order each time."""
-        ...
-
-    def of_class(self, k: int) -> FactorSource:
-        """The samples whose label is k."""
-        ...
-
-    def between(self, rows: slice) -> FactorSource:
-        """Neighbouring samples."""
-        ...
-
-
 @dataclass(frozen=True)
 class Gradients:
     """Gradients of represented samples, taken with the given labels; computed from the logits chunk by chunk.
@@ -160,16 +136,20 @@ class Gradients:
             yield Factors(residual, chunk.feature, label)
             start += len(chunk)
 
-    def of_class(self, k: int) -> Gradients | Factors:
+    def of_class(self, k: int) -> FactorSource:
         """The samples whose label is k: computed once if they fit in memory, as they do in most data."""
         return self._take(torch.nonzero(self.label == k).flatten())
 
-    def between(self, rows: slice) -> Gradients | Factors:
+    def between(self, rows: slice) -> FactorSource:
+        """Neighbouring samples."""
         return self._take(torch.arange(len(self))[rows])
 
-    def _take(self, rows: Tensor) -> Gradients | Factors:
+    def _take(self, rows: Tensor) -> FactorSource:
         taken = replace(self, source=self.source.take(rows), label=self.label[rows])
         return next(taken.chunks()) if isinstance(taken.source, Representation) else taken
+
+
+FactorSource = Factors | Gradients  # gradients that can be read more than once, chunk by chunk: in memory or in a file
 
 
 def mean_gradient(source: FactorSource) -> Float[Tensor, "k d"]:
@@ -179,3 +159,26 @@ def mean_gradient(source: FactorSource) -> Float[Tensor, "k d"]:
     total = sum(chunk.residual.double().T @ chunk.feature.double() for chunk in source.chunks())
     assert isinstance(total, Tensor)
     return total / len(source)
+
+
+class Workers:
+    """Those who share the rows of one matrix. This one is alone and has all of them; engine.device has several."""
+
+    def share(self, source: FactorSource) -> FactorSource:
+        """The neighbouring rows that this one goes through."""
+        return source
+
+    def part(self, n: int) -> slice:
+        """Where they are among all n rows."""
+        return slice(n)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over all of them."""
+        return tensor
+
+    def join(self, rows: Tensor) -> Tensor:
+        """The rows of all of them, in order."""
+        return rows
+
+
+ALONE = Workers()

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from salcli.sal.gradients import FactorSource, mean_gradient
+from salcli.sal.gradients import ALONE, FactorSource, Workers, mean_gradient
 from salcli.sal.metrics import threshold_that_keeps
-from salcli.sal.spectrum import ALONE, CentredGradients, Workers, top_singular_vectors
+from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 
 CPU = torch.device("cpu")
 

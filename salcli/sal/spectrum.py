@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from jaxtyping import Float, Int
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
-from salcli.sal.gradients import Factors, FactorSource
+from salcli.sal.gradients import ALONE, Factors, FactorSource, Workers
 
 # Up to this many rows or columns a small dense eigenproblem is cheaper than an iteration, and exact …
 SMALL_SIDE = 64
@@ -37,50 +36,6 @@ KEPT_VECTORS, TOLERANCE = 8, 1e-10
 RELATIVE_RANK = 1e-12
 # … and so is all that is left when rows and reference cancel to the last digits.
 CANCELLATION = 1e-14
-
-
-@runtime_checkable
-class Workers(Protocol):
-    """Those who share the rows of one G."""
-
-    def share(self, source: FactorSource) -> FactorSource:
-        """The neighbouring rows that this one goes through."""
-        ...
-
-    def part(self, n: int) -> slice:
-        """Where they are among all n rows."""
-        ...
-
-    def add_up(self, tensor: Tensor) -> Tensor:
-        """The sum over all of them."""
-        ...
-
-    def join(self, rows: Tensor) -> Tensor:
-        """The rows of all of them, in order."""
-        ...
-
-
-class OneWorker:
-    """Has all the rows."""
-
-    def share(self, source: FactorSource) -> FactorSource:
-        """All rows."""
-        return source
-
-    def part(self, n: int) -> slice:
-        """All rows."""
-        return slice(n)
-
-    def add_up(self, tensor: Tensor) -> Tensor:
-        """There is nothing to add."""
-        return tensor
-
-    def join(self, rows: Tensor) -> Tensor:
-        """There is nothing to join."""
-        return rows
-
-
-ALONE = OneWorker()
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from salcli.methods.separators import (
     CombinedParams,
     Committee,
     Separator,
-    Transforms,
     blend,
+    committee_scores,
     learn,
     ranks_by_content,
 )
@@ -55,12 +55,6 @@ def scores_of(wild: Representation, calibration: Representation) -> dict[str, tu
     return found
 
 
-def committee_of(scores: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    transforms = Transforms.fit({name: pair[1] for name, pair in scores.items()})
-    wild, calibration = ({name: pair[side] for name, pair in scores.items()} for side in (0, 1))
-    return transforms.committee(wild), transforms.committee(calibration)
-
-
 def choice(
     scores: dict[str, tuple[Tensor, Tensor]], wild: Representation, calibration: Representation
 ) -> tuple[str, list[Trial]]:
@@ -84,7 +78,11 @@ def test_without_outliers_t_keeps_its_promise_for_every_separator() -> None:
         wild, calibration = samples(2 * seed, 300), samples(2 * seed + 1, n)
         scores = scores_of(wild, calibration)
         learned, mixed = learn(wild, calibration, scores, seed), blend(wild, calibration, scores, seed)
-        scores |= {"committee": committee_of(scores), "blend": mixed, "learned": (learned.wild, learned.calibration)}
+        scores |= {
+            "committee": committee_scores(scores),
+            "blend": mixed,
+            "learned": (learned.wild, learned.calibration),
+        }
         for name, own in errors.items():
             own.append(float((scores[name][0] > score_threshold(scores[name][1], quantile)).double().mean()))
     for name, own in errors.items():
@@ -97,7 +95,7 @@ def test_the_learned_separator_and_the_chosen_blend_find_what_no_score_sees() ->
     wild, calibration = samples(0, 1000, n_ood=250), samples(1, 800)
     scores = scores_of(wild, calibration)
     learned, mixed = learn(wild, calibration, scores, 0), blend(wild, calibration, scores, 0)
-    scores |= {"committee": committee_of(scores), "blend": mixed}
+    scores |= {"committee": committee_scores(scores), "blend": mixed}
     chosen, trials = choice(scores, wild, calibration)
     assert [trial.score for trial in trials if trial.is_chosen] == [chosen] == ["blend"]
     scores["learned"] = learned.wild, learned.calibration

@@ -9,7 +9,7 @@ from pytorch_ood.loss import EnergyMarginLoss, EnergyRegularizedLoss, OutlierExp
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from salcli.methods.wild import ConstrainedEnergyLoss, energy_oe_loss, energy_vos_loss, oe_loss
+from salcli.methods.wild import ConstrainedEnergyLoss, EnergyOe, EnergyVos, OutlierExposure, Scone
 
 # The numbers of WOODS: ours, and what the library calls them.
 CONSTRAINTS = {
@@ -54,21 +54,25 @@ def test_oe_and_energy_oe(seed: int, sizes: tuple[int, int], weight: float, marg
     together = as_the_library_takes_them(id_logits, labels, wild_logits)
     # a mean over each side's own samples; the library's mean over all would weight them by their number
     of_id, of_wild = OutlierExposureLoss(weight, reduction=None)(*together).split(sizes)
-    assert_same_loss_and_gradients(oe_loss(id_logits, labels, wild_logits, weight), of_id.mean() + of_wild.mean(), of)
+    oe = OutlierExposure(OutlierExposure.Params(schedule=None, loss_weight=weight))
+    assert_same_loss_and_gradients(oe.loss(id_logits, labels, wild_logits), of_id.mean() + of_wild.mean(), of)
+    energy_oe = EnergyOe(EnergyOe.Params(schedule=None, loss_weight=weight, m_in="auto", m_out="auto"))
+    energy_oe.m_in, energy_oe.m_out = margins
     theirs = EnergyRegularizedLoss(weight, *margins)(*together)
-    assert_same_loss_and_gradients(energy_oe_loss(id_logits, labels, wild_logits, weight, margins), theirs, of)
+    assert_same_loss_and_gradients(energy_oe.loss(id_logits, labels, wild_logits), theirs, of)
 
 
 @given(seed=st.integers(0, 50), n=st.integers(1, 9), weight=st.floats(0.01, 9))
 def test_energy_vos_is_a_logistic_regression_of_id_against_wild_on_the_energy(seed: int, n: int, weight: float) -> None:
     id_logits, labels, wild_logits = batch(seed, n, n)
-    line = nn.Linear(1, 1)
+    energy_vos = EnergyVos(EnergyVos.Params(schedule=None, loss_weight=weight))
+    line = energy_vos.line = nn.Linear(1, 1)
     of = [id_logits.requires_grad_(), wild_logits.requires_grad_(), *line.parameters()]
     energies = torch.cat([id_logits, wild_logits]).logsumexp(1)
     is_ood = torch.arange(2 * n) >= n
     binary = binary_cross_entropy_with_logits(line(energies[:, None]).squeeze(1), is_ood.float())
     theirs = cross_entropy(id_logits, labels) + weight * binary
-    assert_same_loss_and_gradients(energy_vos_loss(id_logits, labels, wild_logits, weight, line), theirs, of, 1e-5)
+    assert_same_loss_and_gradients(energy_vos.loss(id_logits, labels, wild_logits), theirs, of, 1e-5)
 
 
 @settings(max_examples=20)
@@ -79,7 +83,7 @@ def test_woods_and_scone_over_epochs(seed: int, margin: float, bias: float, loss
     nn.init.constant_(line.weight, -0.8)
     nn.init.constant_(line.bias, bias)
     of = [id_logits.requires_grad_(), wild_logits.requires_grad_(), *line.parameters()]
-    ours = ConstrainedEnergyLoss(line, loss_before, margin=margin, **CONSTRAINTS)
+    ours = ConstrainedEnergyLoss(line, loss_before, Scone.Params(schedule=None, margin=margin, **CONSTRAINTS))
     renamed = dict(zip(THEIR_NAMES, CONSTRAINTS.values(), strict=True))
     theirs = EnergyMarginLoss(full_train_loss=loss_before, eta=margin, **renamed)
     for epoch in range(4):
