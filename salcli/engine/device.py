@@ -70,7 +70,7 @@ class Processes(Workers):
 
     def share(self, source: FactorSource) -> FactorSource:
         """This process's part of some gradients."""
-        return source if self.size == 1 else source.between(self.part(len(source)))
+        return source if self.size == 1 else source[self.part(len(source))]
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, equal to the last bit in each of them."""

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from salcli.engine.batches import DeviceRows, Rows
+from salcli.engine.batches import DeviceRows, LabeledRows, Rows
 from salcli.engine.device import Compute
 from salcli.errors import DeviceError
 from salcli.progress import Silent, Task
 
 Outputs = Tensor | tuple[Tensor, ...]
 
+BATCH_SIZE = 512  # of passes for which params.yaml has none
 # Activations of more images do not fit in the caches of a CPU (docs/performance.md).
 CPU_BATCH = 128
 
@@ -90,7 +91,7 @@ def _on_cpu(tensor: Tensor) -> Tensor:
     return tensor.float().cpu() if tensor.is_floating_point() else tensor.cpu()
 
 
-def accuracy(network: nn.Module, rows: Rows, labels: Tensor, batch_size: int, compute: Compute, task: Task) -> float:
+def accuracy(network: nn.Module, samples: LabeledRows, compute: Compute, task: Task) -> float:
     """The share of samples whose highest logit is that of their label."""
 
     def predicted(batch: Tensor) -> Tensor:
@@ -98,5 +99,5 @@ def accuracy(network: nn.Module, rows: Rows, labels: Tensor, batch_size: int, co
         logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
         return logits.argmax(1)
 
-    (found,) = outputs_of(network, predicted, rows, batch_size, compute, task)
-    return float((found == labels).double().mean())
+    (found,) = outputs_of(network, predicted, samples.rows, BATCH_SIZE, compute, task)
+    return float((found == samples.labels).double().mean())

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from salcli.engine.augmentation import Augmentation
 from salcli.engine.batches import Batches, EndlessRows, LabeledRows, Rows
 from salcli.engine.device import Compute
-from salcli.engine.inference import outputs_of
+from salcli.engine.inference import BATCH_SIZE, outputs_of
 from salcli.engine.linear import FullFit
 from salcli.engine.training import SCHEDULES, Epoch, Objective, Run, classification, reproducible
 from salcli.errors import ParamsError, SalError, unknown_name
@@ -103,10 +103,6 @@ class Method(ABC):  # noqa: B024
     def from_params(cls, params: Any) -> Method:
         """The method with its hyper-parameters of params.yaml."""
         return cls(params.methods.of(cls.name))
-
-    @classmethod
-    def has_params(cls) -> bool:
-        return bool(cls.Params.model_fields)
 
     # -- a fitted method in a detector's file: its settings, which JSON can say, and its state, which are tensors
 
@@ -283,7 +279,7 @@ class Start:
     wild: Rows | None = None
     is_candidate: np.ndarray | None = None  # of the wild data; for SAL alone
     schedule: TrainParams | None = None  # of train_ood, which SAL and most rivals share
-    batch_size: int = 512  # of passes without gradients
+    batch_size: int = BATCH_SIZE  # of passes without gradients
     progress: Progress = field(default_factory=Silent)
 
     def random(self, purpose: str) -> AbstractContextManager[torch.Generator]:

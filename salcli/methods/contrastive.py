@@ -18,14 +18,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from salcli.engine.augmentation import Distortions
 from salcli.engine.batches import Batch, Batches, check_views_exist, viewed
-from salcli.engine.training import (
-    BatchResult,
-    Run,
-    drops,
-    lars,
-    momentum_sgd,
-    warm_up_then_cosine,
-)
+from salcli.engine.training import BatchResult, Run, drops, lars, momentum_sgd, warm_up_then_cosine
 from salcli.methods.base import (
     Count,
     IdTrained,

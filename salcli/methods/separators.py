@@ -24,13 +24,7 @@ from torch import Tensor
 
 from salcli.errors import ParamsError, ThresholdError
 from salcli.methods.base import Known, PostHoc, below, built_in, method
-from salcli.methods.sal import (
-    SOFTENED,
-    TAU,
-    FilterParams,
-    OutlierDirections,
-    known_tau,
-)
+from salcli.methods.sal import SOFTENED, TAU, FilterParams, OutlierDirections, known_tau
 from salcli.sal.gradients import Representation, RepresentationSource
 from salcli.sal.seeding import derived_seed, generator
 from salcli.sal.verdict import N_RESAMPLES, NormalQuantiles, partial_excess, resampled_excess
@@ -239,7 +233,7 @@ class Side:
 
     @cached_property
     def n_columns(self) -> int:
-        return next(self.matrices(torch.arange(1))).shape[1]
+        return int(next(self.matrices(torch.arange(1))).shape[1])
 
 
 def chunks_with_scores(

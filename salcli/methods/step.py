@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from salcli.engine.augmentation import Distortions
 from salcli.engine.batches import Batch, Batches, LabeledRows, Rows, check_views_exist, viewed
-from salcli.engine.inference import outputs_of
+from salcli.engine.inference import BATCH_SIZE, outputs_of
 from salcli.engine.training import STEPS_BETWEEN_LOSSES, BatchResult, Run, SgdConfig
 from salcli.errors import TrainingError
 from salcli.methods.base import (
@@ -33,7 +33,6 @@ from salcli.methods.base import (
 from salcli.methods.contrastive import Projection, nearest_is_alike, supervised_contrast
 from salcli.models.network import Classifier, NetworkSpec
 
-BATCH_OF_FEATURES = 512
 ADAM_BETA2 = 0.999
 AUTHORS_EPOCHS, AUTHORS_STEPS = 500, 1500  # of the features, of the projection
 
@@ -80,12 +79,6 @@ class StepNetwork(Classifier):
         network = cls(classifier.spec)
         network.backbone.load_state_dict(classifier.backbone.state_dict())
         return network
-
-    def set_centres(self, id_features: Tensor, labels: Tensor) -> None:
-        """The mean of each class of the labeled data, projected."""
-        with torch.no_grad():
-            projected = self.head(id_features).cpu()  # sums in double precision, which not every device has
-            self.centres.copy_(class_centres(projected, labels.cpu(), self.spec.n_classes))
 
     def features(self, images: Tensor) -> Tensor:
         """The features of all depths side by side (n × D)."""
@@ -148,7 +141,7 @@ class Step(WildTrained):
         """Fit the projection to the neighbours of all samples, then take the centres of the labeled ones."""
         own, device = self.params.structure, start.compute.device
         with start.progress.task("STEP, features", len(rows), "samples") as task:
-            (features,) = outputs_of(network, network.features, rows, BATCH_OF_FEATURES, start.compute, task)
+            (features,) = outputs_of(network, network.features, rows, BATCH_SIZE, start.compute, task)
         known = features[: len(start.training)]
         try:
             to_white = whitening(known, own.ridge)
@@ -168,7 +161,9 @@ class Step(WildTrained):
                         f"(it is {own.lr:g})"
                     )
                 task.advance(1, **({"loss": float(loss)} if is_shown else {}))
-        network.set_centres(known.to(device), start.training.labels)
+        with torch.no_grad():
+            projected = network.head(known.to(device)).cpu()  # sums in double precision, which not every device has
+            network.centres.copy_(class_centres(projected, start.training.labels, network.spec.n_classes))
 
     def score(self, network: StepNetwork, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return outputs[0].double().amax(1)

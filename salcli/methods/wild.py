@@ -21,18 +21,7 @@ from torch.nn.functional import cross_entropy, softplus
 
 from salcli.engine.batches import Batch, Rows
 from salcli.engine.training import BatchResult
-from salcli.methods.base import (
-    NotNegative,
-    Number,
-    Phase,
-    Phases,
-    Positive,
-    Section,
-    Share,
-    Start,
-    WildTrained,
-    method,
-)
+from salcli.methods.base import NotNegative, Number, Phase, Phases, Positive, Section, Share, Start, WildTrained, method
 from salcli.methods.logits import energy, msp
 from salcli.models.network import Classifier, NetworkSpec
 
@@ -97,9 +86,9 @@ class OutlierExposure(WildLossMethod):
         self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
     ) -> Float[Tensor, ""]:
         """Cross-entropy of ID samples, plus the weighted one of wild samples to the uniform distribution."""
-        wild = wild_logits.float()
+        wild, weight = wild_logits.float(), float(self.params.loss_weight)
         to_uniform = wild.logsumexp(dim=1) - wild.mean(dim=1)
-        return cross_entropy(id_logits.float(), labels) + (self.params.loss_weight * to_uniform).mean()
+        return cross_entropy(id_logits.float(), labels) + (weight * to_uniform).mean()
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return msp(outputs[0])
@@ -140,7 +129,7 @@ class EnergyOe(WildLossMethod):
         id_energy, wild_energy = (-logits.float().logsumexp(dim=1) for logits in (id_logits, wild_logits))
         too_high, too_low = (id_energy - self.m_in).relu(), (self.m_out - wild_energy).relu()
         hinges = too_high.square().mean() + too_low.square().mean()
-        return cross_entropy(id_logits.float(), labels) + self.params.loss_weight * hinges
+        return cross_entropy(id_logits.float(), labels) + float(self.params.loss_weight) * hinges
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return energy(outputs[0])
@@ -212,7 +201,7 @@ class EnergyVos(WildLossMethod):
             self.line(logits.float().logsumexp(dim=1, keepdim=True)) for logits in (id_logits, wild_logits)
         )
         logistic = (softplus(of_id).mean() + softplus(-of_wild).mean()) / 2
-        return cross_entropy(id_logits.float(), labels) + self.params.loss_weight * logistic
+        return cross_entropy(id_logits.float(), labels) + float(self.params.loss_weight) * logistic
 
     def score(self, network: EnergyClassifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
         return energy(outputs[0])

@@ -453,7 +453,7 @@ def _methods_section() -> Any:
     fields: dict[str, Any] = {
         name.replace("-", "_"): (found.Params, Field(alias=name))
         for name, found in built_in().items()
-        if found.has_params()
+        if found.Params.model_fields
     }
     return create_model("MethodsParams", __base__=_MethodsBase, **fields)
 

@@ -278,7 +278,8 @@ class _OnAllId(_Scorer):
     def known(self) -> Known:
         network, samples = self.classifier, id_samples(self.workspace, self.params, "all", self.experiment)
         size, outputs = self.params.evaluate.batch_size, network.features_and_logits
-        id_train = Representation(*outputs_of(network, outputs, samples.rows, size, self.compute), samples.labels)
+        feature, logits = outputs_of(network, outputs, samples.rows, size, self.compute)
+        id_train = Representation(feature, logits, samples.labels)
         seed, device, note = self.experiment.seed, self.compute.device, self.task.note
         return Known(Head.of(network.head), id_train, None, seed, device, note, network.as_given)
 
@@ -296,7 +297,7 @@ def _write(result: Evaluated, about: dict[str, Any]) -> None:
     write_arrays(scores, TEST_SCORES, arrays, about)
     write_json(metrics, result.content())
     if result.estimates is not None:
-        write_json(estimates[0], result.estimates.content())
+        write_json(estimates[0], asdict(result.estimates))
     curves = [row for name, own in result.scores.items() if len(own.ood) for row in _roc_rows(name, own)]
     write_csv(roc, curves, fieldnames=("method", "fpr", "tpr"))
     write_csv(histogram, [row for name, own in result.scores.items() for row in _histogram_rows(name, own)])

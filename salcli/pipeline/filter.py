@@ -289,9 +289,9 @@ class _Data:
         with self._task(name, n_samples, "samples") as task:
             if isinstance(method, InputScore):
                 return self._by_input(method, task)
-            found = self._by_representation(method, task)
+            pair = self._by_representation(method, task)
             task.advance(n_samples)
-        return found
+        return pair
 
     def _taus(self) -> dict[str, tuple[Tensor, Tensor]]:
         """At every temperature."""
@@ -302,8 +302,9 @@ class _Data:
         asked, sources = members(self.params), [self.wild, self.calibration]
         found = {}
         with self._task("post-hoc scores", len(asked), "scores") as task:
-            for name, pair in working_scores(self.params.filter.score, asked, self._known(task), sources):
-                found[name] = pair
+            working = working_scores(self.params.filter.score, asked, self._known(task), sources)
+            for name, (wild, calibrating) in working:
+                found[name] = wild, calibrating
                 task.advance(1)
         return found
 

@@ -76,8 +76,13 @@ def prepare_set(
     artifact = artifact or prepared_set(name)
     path, done = workspace.target(artifact), workspace.target(artifact.unfinished)
     skip = data.on_bad_image == "skip" and shape is not None
+    about: dict[str, Any] = {}
+    if shape is not None:
+        about = {"image_size": shape.size, "channels": shape.channels, "fit": source.fit}
+    if embedder is not None:
+        about["embedder"] = asdict(embedder.spec)
     with (progress or Silent()).task(name, len(source), source.kind) as task, ExitStack() as stack:
-        decoded = _Decoded(name, root, source, _about(source, shape, embedder))
+        decoded = _Decoded(name, root, source, about)
         if shape is None:
             assert source.array is not None
             blocks, axes = vector_blocks(source, task), source.array.shape[1:]
@@ -151,13 +156,6 @@ def _shape(data: DataParams, embedder: Embedder | None) -> Shape | None:
     return Shape(data.channels, data.image_size)
 
 
-def _about(source: Source, shape: Shape | None, embedder: Embedder | None) -> dict[str, Any]:
-    if shape is None:
-        return {}
-    images = {"image_size": shape.size, "channels": shape.channels, "fit": source.fit}
-    return images | ({} if embedder is None else {"embedder": asdict(embedder.spec)})
-
-
 # -- what passes from the decoder to the file
 
 
@@ -182,24 +180,27 @@ class _Decoded:
             yield block.images
 
     def describe(self) -> Description:
-        kept = np.concatenate([*self.kept, np.empty(0, np.int64)])
-        if len(kept) == 0:
+        if self.n_kept == 0:
             raise DataError(f"{self.name}: no image could be decoded; {self.note()}")
-        labels, is_test = (
-            None if array is None else array[kept] for array in (self.source.labels, self.source.is_test)
-        )
-        if labels is not None:
-            lost = np.setdiff1d(np.asarray(self.source.labels), labels)
+        source = self.source.take(np.concatenate(self.kept)) if self.bad else self.source
+        if self.source.labels is not None and source.labels is not None:
+            lost = np.setdiff1d(self.source.labels, source.labels)
             if len(lost):
                 raise DataError(
-                    f"{self.name}: no image of class {self.source.class_names[lost[0]]} could be decoded; {self.note()}"
+                    f"{self.name}: no image of class {source.class_names[lost[0]]} could be decoded; {self.note()}"
                 )
         skipped = {"n_skipped": len(self.bad), "skipped": [name for name, _ in self._bad_names()[:SHOWN]]}
-        source = self.source.take(kept) if skipped["n_skipped"] else self.source
-        names = tuple(str(self._below_root(path)) for path in source.files) or source.row_ids
-        about, digests = {**self.about, **skipped}, np.concatenate(self.digests)
-        rest = source.shown, digests, source.is_calibration
-        return Description(self.name, labels, source.class_names, is_test, about, names, *rest)
+        return Description(
+            name=self.name,
+            labels=source.labels,
+            class_names=source.class_names,
+            is_test=source.is_test,
+            about={**self.about, **skipped},
+            names=tuple(str(self._below_root(path)) for path in source.files) or source.row_ids,
+            shown=source.shown,
+            digests=np.concatenate(self.digests),
+            is_calibration=source.is_calibration,
+        )
 
     def _below_root(self, path: Path) -> Path:
         """A list may name files in other folders."""

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from salcli.engine.device import Compute, computing
-from salcli.engine.inference import accuracy, outputs_of
+from salcli.engine.inference import BATCH_SIZE, accuracy, outputs_of
 from salcli.engine.linear import ROUNDS, Examples, FullFit
 from salcli.engine.training import Epoch, reproducible, train
 from salcli.errors import WeightsError
@@ -29,7 +29,6 @@ from salcli.store.files import fingerprint, write_csv, write_json
 from salcli.store.formats import ResumePoint, write_network
 from salcli.store.layout import Experiment, Workspace
 
-BATCH_SIZE = 512  # of passes without gradients
 CLEARLY_BETTER = 0.2  # accuracy that another order of the classes has to gain before we mention it
 DEVIATIONS = 3
 
@@ -106,9 +105,7 @@ def run(
                 with progress.task(what, course.total_samples, "samples") as task:
                     curve = train(course, task, ResumePoint(state, settings, task))
         with progress.task("accuracy", len(training) + len(test), "samples") as task:
-            train_accuracy, test_accuracy = (
-                accuracy(network, part.rows, part.labels, BATCH_SIZE, compute, task) for part in (training, test)
-            )
+            train_accuracy, test_accuracy = (accuracy(network, part, compute, task) for part in (training, test))
         check = _check_classes(workspace, params, experiment, network, compute) if is_given else None
         artifacts = experiment.classifier, experiment.train_id("csv"), experiment.train_id("json")
         written = [workspace.target(artifact) for artifact in artifacts]

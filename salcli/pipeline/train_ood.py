@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from salcli.engine.batches import LabeledRows
 from salcli.engine.device import computing
 from salcli.engine.inference import accuracy
 from salcli.engine.linear import ROUNDS, FullFit
@@ -24,8 +25,6 @@ from salcli.progress import Progress, Silent
 from salcli.store.files import fingerprint, write_csv
 from salcli.store.formats import ResumePoint, read_candidates, write_network
 from salcli.store.layout import Artifact, Experiment, Workspace
-
-BATCH_SIZE = 512  # of passes without gradients
 
 
 @dataclass(frozen=True)
@@ -87,15 +86,14 @@ def run(
             batch_size=params.extract_grads.batch_size,
             progress=progress or Silent(),
         )
-        job = _Job(workspace, params, experiment, method, name, start, settings, experiment.network(name))
+        artifacts = experiment.network(name), experiment.curve(name)
+        job = _Job(workspace, params, experiment, method, name, start, settings, artifacts)
         trained, curves = job.run(note)
-        written = [workspace.target(artifact) for artifact in (job.target, experiment.curve(name))]
         # contrast counts something else, and so does a fit of the OOD head
         is_head_alone = not rival and params.train_ood.solver == LBFGS
         is_accuracy = len(curves) == 1 and "" in curves and not is_head_alone
         train_accuracy = None if is_accuracy else job.accuracy_of(trained, training)
-        if compute.processes.is_main:
-            job.write(trained, curves, written)
+        written = job.write(trained, curves)
     last = {phase: curve[-1] for phase, curve in curves.items()}
     label = method.label if rival else name
     return TrainedNetwork(name, label, experiment, settings["n_outliers"], last, train_accuracy, None, written)
@@ -117,12 +115,11 @@ def run_encoder(
         spec = network_spec(params.model, training)
         start = Start(experiment.seed, training, compute, spec, progress=progress or Silent())
         seed_only = Experiment(experiment.seed)
-        job = _Job(workspace, params, seed_only, method, encoder, start, settings, experiment.encoder(encoder))
+        artifacts = experiment.encoder(encoder), experiment.encoder_curve(encoder)
+        job = _Job(workspace, params, seed_only, method, encoder, start, settings, artifacts)
         trained, curves = job.run()
-        written = [workspace.target(artifact) for artifact in (job.target, experiment.encoder_curve(encoder))]
         test_accuracy = job.accuracy_of(trained, test)
-        if compute.processes.is_main:
-            job.write(trained, curves, written)
+        written = job.write(trained, curves)
     last = {phase: curve[-1] for phase, curve in curves.items()}
     return TrainedNetwork(encoder, method.label, seed_only, None, last, None, test_accuracy, written)
 
@@ -138,12 +135,12 @@ class _Job:
     name: str
     start: Start
     settings: dict[str, Any]
-    target: Artifact
+    artifacts: tuple[Artifact, Artifact]  # the network, the curve of its training
 
     def about(self) -> dict[str, Any]:
         own = self.method.params.model_dump() if self.method.params else {}
         return self.workspace.about(
-            self.target,
+            self.artifacts[0],
             method=self.name,
             seed=self.experiment.seed,
             params=own,
@@ -175,7 +172,10 @@ class _Job:
             except StopIteration as finished:
                 return finished.value, curves
 
-    def write(self, network: Classifier, curves: dict[str, list[Epoch]], written: list[Path]) -> None:
+    def write(self, network: Classifier, curves: dict[str, list[Epoch]]) -> list[Path]:
+        written = [self.workspace.target(artifact) for artifact in self.artifacts]
+        if not self.start.compute.processes.is_main:
+            return written
         write_network(written[0], network, self.about())
         rows, n_before = [], 0
         for phase, curve in curves.items():  # one axis for a plot
@@ -187,10 +187,11 @@ class _Job:
         write_csv(written[1], rows)
         for phase in curves:
             self._state(phase).unlink(missing_ok=True)
+        return written
 
-    def accuracy_of(self, network: Classifier, samples: Any) -> float:
+    def accuracy_of(self, network: Classifier, samples: LabeledRows) -> float:
         with self.start.progress.task("accuracy", len(samples), "samples") as task:
-            return accuracy(network, samples.rows, samples.labels, BATCH_SIZE, self.start.compute, task)
+            return accuracy(network, samples, self.start.compute, task)
 
     def _state(self, phase: str) -> Path:
         what = "-".join(filter(None, ("train", self.name, phase)))

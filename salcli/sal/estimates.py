@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
@@ -57,16 +56,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Methods about which nothing can be said are left out."""
+    """The content of estimates.json. Methods about which nothing can be said are left out."""
 
     pi: Estimate
     methods: dict[str, dict[str, Estimate]]  # auroc and fpr95
     chosen: str
     reason: str
-
-    def content(self) -> dict[str, Any]:
-        """The content of estimates.json."""
-        return asdict(self)
 
 
 def estimated(

@@ -101,10 +101,6 @@ class Factors:
         """The samples whose label is k."""
         return self[self.label == k]
 
-    def between(self, rows: slice) -> Factors:
-        """Neighbouring samples."""
-        return self[rows]
-
     def dense(self) -> Float[Tensor, "n kd"]:
         """The gradients themselves, flattened. For export and for tests: n·K·D numbers."""
         return torch.einsum("nk,nd->nkd", self.residual, self.feature).flatten(1)
@@ -136,17 +132,15 @@ class Gradients:
             yield Factors(residual, chunk.feature, label)
             start += len(chunk)
 
-    def of_class(self, k: int) -> FactorSource:
-        """The samples whose label is k: computed once if they fit in memory, as they do in most data."""
-        return self._take(torch.nonzero(self.label == k).flatten())
-
-    def between(self, rows: slice) -> FactorSource:
-        """Neighbouring samples."""
-        return self._take(torch.arange(len(self))[rows])
-
-    def _take(self, rows: Tensor) -> FactorSource:
-        taken = replace(self, source=self.source.take(rows), label=self.label[rows])
+    def __getitem__(self, rows: slice | Tensor) -> FactorSource:
+        """Some samples, computed once if they fit in memory, as they do in most data."""
+        index = torch.arange(len(self))[rows]
+        taken = replace(self, source=self.source.take(index), label=self.label[index])
         return next(taken.chunks()) if isinstance(taken.source, Representation) else taken
+
+    def of_class(self, k: int) -> FactorSource:
+        """The samples whose label is k."""
+        return self[self.label == k]
 
 
 FactorSource = Factors | Gradients  # gradients that can be read more than once, chunk by chunk: in memory or in a file

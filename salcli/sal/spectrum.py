@@ -62,19 +62,19 @@ class CentredGradients:
 
     def combine(self, U: Float[Tensor, "n v"]) -> Float[Tensor, "v k d"]:
         """Uᵀ G: the rows weighted by each column of U and added up, streamed."""
-        total, own, start = _Total.zeros(U.shape[1], self.reference), U[self.workers.part(len(U))], 0
+        total, own, start = _Total(U.shape[1], self.reference), U[self.workers.part(len(U))], 0
         for chunk in self._own_chunks():
             total.add(chunk, self.reference_row(chunk), own[start : start + len(chunk)])
             start += len(chunk)
-        return self.workers.add_up(total.centred(self.reference))
+        return self.workers.add_up(total.centred())
 
     def covariance_product(self, V: Float[Tensor, "v k d"]) -> Float[Tensor, "v k d"]:
         """(GᵀG) applied to each vector, in one pass over the rows."""
-        offset, total = self._offset(V), _Total.zeros(len(V), self.reference)
+        offset, total = self._offset(V), _Total(len(V), self.reference)
         for chunk in self._own_chunks():
             row = self.reference_row(chunk)
             total.add(chunk, row, _project(chunk, V) - offset[row])
-        return self.workers.add_up(total.centred(self.reference))
+        return self.workers.add_up(total.centred())
 
     def gram(self) -> Float[Tensor, "n n"]:
         """G Gᵀ for few rows: (R Rᵀ) ∘ (F Fᵀ), less its centring."""
@@ -195,16 +195,10 @@ def _iterated(G: CentredGradients, n_vectors: int) -> tuple[Tensor, Tensor]:
 class _Total:
     """Σ u_i (g_i − ∇̄) for several columns of u at once, over chunks."""
 
-    def __init__(self, gradients: Tensor, weight: Tensor) -> None:
-        self.gradients = gradients  # v, K, D
-        self.weight = weight  # c, v: how much of each ∇̄ has to be taken away in the end
-
-    @classmethod
-    def zeros(cls, n_vectors: int, reference: Tensor) -> _Total:
-        return cls(
-            reference.new_zeros(n_vectors, *reference.shape[1:]),
-            reference.new_zeros(len(reference), n_vectors),
-        )
+    def __init__(self, n_vectors: int, reference: Tensor) -> None:
+        self.reference = reference
+        self.gradients = reference.new_zeros(n_vectors, *reference.shape[1:])  # v, K, D
+        self.weight = reference.new_zeros(len(reference), n_vectors)  # c, v: how much of each ∇̄ to take away in the end
 
     def add(self, chunk: Factors, row: Tensor, U: Tensor) -> None:
         R, F = chunk.residual, chunk.feature
@@ -214,8 +208,8 @@ class _Total:
             self.gradients[v] += (u * R).T @ F if R.shape[1] < F.shape[1] else R.T @ (u * F)
         self.weight.index_add_(0, row, U)
 
-    def centred(self, reference: Tensor) -> Tensor:
-        return self.gradients - torch.einsum("cv,ckd->vkd", self.weight, reference)
+    def centred(self) -> Tensor:
+        return self.gradients - torch.einsum("cv,ckd->vkd", self.weight, self.reference)
 
 
 def _project(chunk: Factors, V: Tensor) -> Tensor:

@@ -86,9 +86,8 @@ def resampled_excess(
     wild: Float[Tensor, "s m"],
     rng: np.random.Generator,
     n_resamples: int = N_RESAMPLES,
-    quantiles: Float[Tensor, " q"] = QUANTILES,
 ) -> Float[Tensor, "b s"]:
-    """The mean excess over `quantiles` of every score in each of `n_resamples` bootstrap resamples.
+    """The mean excess over QUANTILES of every score in each of `n_resamples` bootstrap resamples.
 
     Both samples are drawn again with replacement, and T is chosen again. All scores see the same resample, because
     their differences matter. A resample is how often it has each sample, so that nothing needs to be sorted again.
@@ -108,7 +107,7 @@ def resampled_excess(
         drawn = (id_counts[order] * defined).cumsum(dim=1)  # s, n: number of samples up to each rank
         wild_drawn = torch.nn.functional.pad(wild_counts[wild_order].cumsum(dim=1), (1, 0))  # s, 1 + m
         total = drawn[:, -1:]
-        rank = (quantiles * total.double() - 1e-9).ceil().clamp(min=1).long()  # s, q
+        rank = (QUANTILES * total.double() - 1e-9).ceil().clamp(min=1).long()  # s, q
         threshold = torch.searchsorted(drawn, rank).clamp(max=n - 1)  # its rank among the ID scores
         id_share = drawn.gather(1, (id_up_to.gather(1, threshold) - 1).clamp(min=0)).double() / total.clamp(min=1)
         wild_share = wild_drawn.gather(1, wild_up_to.gather(1, threshold)).double() / m

@@ -170,7 +170,7 @@ def test_a_name_that_is_taken_or_cannot_be_a_folder_is_no_variant(name: str) -> 
 
 
 def test_the_sections_of_methods_are_those_of_the_methods_own_params() -> None:
-    with_params = {name: found for name, found in built_in().items() if found.has_params()}
+    with_params = {name: found for name, found in built_in().items() if found.Params.model_fields}
     assert CONTENT["methods"].keys() == with_params.keys()
     fields = {field.alias: field.annotation for field in MethodsParams.model_fields.values()}
     assert {name: found.Params for name, found in with_params.items()}.items() <= fields.items()
