@@ -178,7 +178,12 @@ def _drift_sentence(found: Verdict, drifted: list[str]) -> str:
 def run(workspace: Workspace, params: Params, experiment: Experiment, progress: Progress | None = None) -> Filtered:
     """Filter the wild data of one experiment, with the params of its variant."""
     params = params.for_variant(experiment.variant)
-    data = _Data(workspace, params, experiment, progress or Silent())
+    sources = (
+        id_representation(workspace, "train", experiment),
+        id_representation(workspace, "calibration", experiment),
+        wild_representation(workspace, experiment),
+    )
+    data = _Data(workspace, params, experiment, progress or Silent(), *sources)
     trials: list[Trial] = []
     own, chosen = params.filter, params.filter.score
     if chosen == AUTO:
@@ -229,18 +234,9 @@ class _Data:
     params: Params
     experiment: Experiment
     progress: Progress
-
-    @cached_property
-    def id_train(self) -> RepresentationFile:
-        return id_representation(self.workspace, "train", self.experiment)
-
-    @cached_property
-    def calibration(self) -> RepresentationFile:
-        return id_representation(self.workspace, "calibration", self.experiment)
-
-    @cached_property
-    def wild(self) -> RepresentationFile:
-        return wild_representation(self.workspace, self.experiment)
+    id_train: RepresentationFile
+    calibration: RepresentationFile
+    wild: RepresentationFile
 
     @cached_property
     def classifier(self) -> Classifier:
