@@ -214,7 +214,8 @@ def report(
     It needs no network and opens from disk. The table is about all experiments, the rest about one.
     """
     from salcli.report.console import console
-    from salcli.report.page import collect, write_page
+    from salcli.report.page import collect, render
+    from salcli.store.files import write_text
 
     if out.is_dir():
         raise UsageMistakeError(f"--out {out} is a folder; name a file, for example {out / 'report.html'}")
@@ -235,7 +236,7 @@ def report(
         session.workspace, session.params, params, experiment, session.progress, unseen=unseen or "", top=top
     )
     written = [path for chart in page.charts for path in chart.write(figures)] if figures else []
-    write_page(out, page)
+    write_text(out, render(page))
     session.finish("", [], outside=[out, *written])
     if show or (show is None and console.is_terminal):
         import webbrowser
@@ -394,12 +395,10 @@ def sweep_pi(
 
     Set several shares in data.pi and run `dvc repro` first.
     """
-    from dataclasses import asdict
-
     from salcli.report.figures import FORMATS, write_sweep_figure
     from salcli.report.paper import paper_curves
     from salcli.report.results import sweep_grid, sweep_points
-    from salcli.store.files import write_csv
+    from salcli.store.files import write_text
     from salcli.store.layout import RUNS, UNKNOWN
 
     session = Session.open("sweep-pi", params, None, ood=ood, seed=seed, parallel=False)
@@ -407,13 +406,14 @@ def sweep_pi(
         raise ParamsError("data.pi is [unknown]: the wild data come as they are, so there is no share to sweep")
     wanted = {(experiment.ood, experiment.seed) for experiment in session.experiments}
     every = sweep_points(session.workspace.root / RUNS, variant=variant)
-    points = [point for point in every if (point.ood, point.seed) in wanted]
-    if len({point.pi for point in points}) < 2:
-        built = f"only π {points[0].pi:g} has been built" if points else "nothing has been built"
+    points = every[[pair in wanted for pair in zip(every["ood"], every["seed"], strict=True)]]
+    shares = points["pi"].unique()
+    if len(shares) < 2:
+        built = f"only π {shares[0]:g} has been built" if len(shares) else "nothing has been built"
         raise ParamsError(f"{built}; set data.pi to several shares, such as [0.05, 0.1, 0.5], and run dvc repro")
     written = [out / "pi.csv", *(out / f"pi.{kind}" for kind in FORMATS)]
-    write_csv(written[0], [asdict(point) for point in points])
-    ood_sets = list(dict.fromkeys(point.ood for point in points))
+    write_text(written[0], points.to_csv(index=False, float_format="%.6g"))
+    ood_sets = list(points["ood"].unique())
     setting = f"{session.params.data.id}, {session.params.model.backbone}"
     write_sweep_figure(points, paper_curves(session.params, ood_sets), setting, written[1:])
     session.finish(sweep_grid(points).rich(), [], outside=written)

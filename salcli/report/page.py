@@ -10,10 +10,9 @@ import re
 import subprocess
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -24,9 +23,9 @@ from salcli.params.reading import AVERAGE
 from salcli.pipeline.review import as_cell, filter_mark
 from salcli.progress import Progress
 from salcli.report.bootstrap import has_scores, with_scores
-from salcli.report.charts import (
+from salcli.report.console import Cell
+from salcli.report.figures import (
     Chart,
-    clean,
     compact,
     histogram_chart,
     roc_chart,
@@ -35,7 +34,6 @@ from salcli.report.charts import (
     theory_charts,
     training_chart,
 )
-from salcli.report.console import Cell
 from salcli.report.findings import Evaluation, Findings, MethodScores, read_findings
 from salcli.report.galleries import Galleries, read_galleries
 from salcli.report.results import (
@@ -46,9 +44,10 @@ from salcli.report.results import (
     groups_of,
     pi_text,
     results_notes,
+    section_cells,
 )
 from salcli.report.stage_tables import nothing_found, score_label, share_text
-from salcli.store.files import read_header, write_text
+from salcli.store.files import read_header
 from salcli.store.layout import RUNS, SAL, SCRATCH, UNKNOWN, Experiment, Workspace
 
 if TYPE_CHECKING:
@@ -63,36 +62,17 @@ SECTIONS = {
     "theory": "Theory",
     "provenance": "Provenance",
 }
-PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "h5py", "pytorch-ood", "matplotlib", "dvc")
+PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "h5py", "matplotlib", "dvc")
 PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
 
 
-class Tile(NamedTuple):
-    """One number in large type."""
+# lone surrogates stand for bytes that are not UTF-8; XML and browsers allow no control characters
+NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
-    name: str
-    value: str
-    detail: str
-
-
-class MethodRow(NamedTuple):
-    name: str
-    stands_out: bool
-    cells: list[Cell]
-
-
-class SetTable(NamedTuple):
-    """All methods on one OOD test set at one π, or on the average."""
-
-    name: str
-    columns: list[str]
-    rows: list[MethodRow]
-
-
-class MethodCharts(NamedTuple):
-    name: str
-    metrics: str
-    charts: list[Chart]
+Tile = tuple[str, str, str]  # name, a number in large type, detail
+MethodRow = tuple[str, bool, list[Cell]]  # name, whether it stands out, cells
+SetTable = tuple[str, list[str], list[MethodRow]]  # an OOD test set at one π, or the average; columns, rows
+MethodCharts = tuple[str, str, list[Chart]]  # name, metrics in words, charts
 
 
 @dataclass(frozen=True)
@@ -107,12 +87,10 @@ class Report:
     notes: list[str]
     verdicts: list[str]  # what the tables show, in a sentence each
     warning: str
-    verdict: str  # of `filter`: what was found beyond what ID data alone would give
     tau: Chart
     galleries: Galleries
     overview: Chart | None
     methods: list[MethodCharts]
-    main_method: str
     training: list[Chart]
     theory: list[Chart]
     params: str
@@ -122,7 +100,7 @@ class Report:
     @property
     def charts(self) -> list[Chart]:
         overview = [self.overview] if self.overview else []
-        of_methods = [chart for method in self.methods for chart in method.charts]
+        of_methods = [chart for _, _, charts in self.methods for chart in charts]
         return [self.tau, *overview, *of_methods, *self.training, *self.theory]
 
 
@@ -141,57 +119,45 @@ def collect(
 ) -> Report:
     """Everything about one experiment, and the table of all of them."""
     findings = read_findings(workspace, params, experiment, unseen)
-    evaluation = findings.evaluation
-    scores = evaluation.methods if evaluation else []
-    methods, training = [], []
-    with progress.task(f"report, {experiment}", 1 + len(scores) + len(findings.curves), "parts") as task:
-        for one in scores:
-            methods.append(_method_charts(one))
-            task.advance(1)
-        for network, curve in findings.curves.items():
-            name = "ID classifier" if network == "classifier" else findings.label(network)
-            training += _drawn([training_chart(network, name, curve)])
-            task.advance(1)
-        galleries = read_galleries(workspace, params, findings, top)
-        task.advance(1)
+    evaluation, labels = findings.evaluation, {"classifier": "ID classifier"}
     results = _results(workspace, params, progress)
-    tables, notes = _tables(results, experiment) if results else ([], [])
+    tables, verdicts, notes = _tables(results, experiment) if results else ([], [], [])
     mixed = "" if experiment.pi == UNKNOWN else f"with {pi_text(experiment.pi)} of "
     variant = "" if experiment.variant == SAL else f", {findings.label(experiment.variant)}"
-    return Report(
+    report = Report(
         title=f"{params.data.id}, wild data {mixed}{experiment.ood}{variant}",
         findings=findings,
         filter_mark=filter_mark(workspace.find(experiment.candidates), experiment),
         tiles=tiles(findings),
         tables=tables,
         notes=notes,
-        verdicts=_verdicts(results) if results else [],
+        verdicts=verdicts,
         warning=fit_warning(findings),
-        verdict=str(findings.filter.get("verdict", "")),
         tau=tau_chart(findings.candidates),
-        galleries=galleries,
+        galleries=read_galleries(workspace, params, findings, top),
         overview=roc_overview(evaluation) if evaluation and evaluation.has_ood else None,
-        methods=methods,
-        main_method=evaluation.main.label if evaluation else "",
-        training=training,
+        methods=[_method_charts(one) for one in evaluation.methods] if evaluation else [],
+        training=[
+            training_chart(name, labels.get(name) or findings.label(name), curve)
+            for name, curve in findings.curves.items()
+        ],
         theory=theory_charts(findings.theory) if findings.theory else [],
         params=params_file.read_text(encoding="utf-8"),
         facts=provenance(workspace, experiment),
         files=_files(workspace, experiment, evaluation),
     )
+    with progress.task(f"report, {experiment}", len(report.charts), "charts") as task:
+        for chart in report.charts:
+            _ = chart.svg  # drawing takes a while
+            task.advance(1)
+    return report
 
 
 def _method_charts(one: MethodScores) -> MethodCharts:
-    charts = [histogram_chart(one), *([roc_chart(one)] if one.roc else [])]
+    if not one.roc:
+        return one.label, "", [histogram_chart(one)]
     words = f"FPR95 {share_text(one.metrics.get('fpr95'))}, AUROC {share_text(one.metrics.get('auroc'))}"
-    return MethodCharts(one.label, words if len(one.ood) else "", _drawn(charts))
-
-
-def _drawn(charts: list[Chart]) -> list[Chart]:
-    """Draw them while a progress bar is shown: it takes a while."""
-    for chart in charts:
-        _ = chart.svg
-    return charts
+    return one.label, words, [histogram_chart(one), roc_chart(one)]
 
 
 def _results(workspace: Workspace, params: Params, progress: Progress) -> Results | None:
@@ -209,45 +175,39 @@ def _results(workspace: Workspace, params: Params, progress: Progress) -> Result
 
 
 def tiles(findings: Findings) -> list[Tile]:
-    candidates = findings.candidates
+    candidates, errors = findings.candidates, [findings.filter.get(key) for key in ("err_in", "err_out")]
     n_candidates, n_wild = len(candidates.index), len(candidates.wild_score)
     share = f"of {n_wild:,} wild samples: {share_text(n_candidates / n_wild)}"
-    errors = [findings.filter.get(key) for key in ("err_in", "err_out")]
-    precision = findings.filter.get("precision")
-    estimated = findings.filter.get("estimated", {}).get("precision")
     known = UNKNOWN if errors == [None, None] else "; ".join(map(share_text, errors))
     of_errors = "ID taken for outliers; outliers missed (ERR_in; ERR_out)"
-    if precision is not None:
+    if (precision := findings.filter.get("precision")) is not None:
         share += f"; {share_text(precision)} of them OOD"
         of_errors += f"; {share_text(1 - precision)} of the candidates are ID (contamination)"
-    elif estimated is not None:
+    elif (estimated := findings.filter.get("estimated", {}).get("precision")) is not None:
         share += f"; {share_text(estimated)} of them OOD (estimated)"
-    shown = [
-        Tile("candidate outliers", f"{n_candidates:,}", share),
-        Tile(
-            "threshold T", f"{candidates.threshold:.3g}", f"{score_label(candidates.score_name)} above T: a candidate"
-        ),
-        Tile("errors of the filter", known, of_errors),
+    return [
+        ("candidate outliers", f"{n_candidates:,}", share),
+        ("threshold T", f"{candidates.threshold:.3g}", f"{score_label(candidates.score_name)} above T: a candidate"),
+        ("errors of the filter", known, of_errors),
+        *(_test_tiles(findings.evaluation, findings.estimates or {}) if findings.evaluation else []),
     ]
-    return shown + _test_tiles(findings.evaluation, findings.estimates) if findings.evaluation else shown
 
 
-def _test_tiles(evaluation: Evaluation, estimates: dict[str, Any] | None) -> list[Tile]:
+def _test_tiles(evaluation: Evaluation, estimates: dict[str, Any]) -> list[Tile]:
     name, metrics = evaluation.main.label, evaluation.main.metrics
-    accuracy = Tile("ID accuracy", share_text(metrics.get("id_accuracy")), f"on ID test data, by the network of {name}")
-    estimate = (estimates or {}).get("methods", {}).get(evaluation.main.method, {}).get("fpr95")
-    if not evaluation.has_ood and estimate:
+    accuracy = "ID accuracy", share_text(metrics.get("id_accuracy")), f"on ID test data, by the network of {name}"
+    if evaluation.has_ood:
+        passed = f"of OOD test data pass as ID (FPR95), {evaluation.test_set}"
+        return [
+            (f"{name} lets through", share_text(metrics.get("fpr95")), passed),
+            (f"{name} separates", share_text(metrics.get("auroc")), "AUROC: 50% is chance, 100% is perfect"),
+            accuracy,
+        ]
+    if estimate := estimates.get("methods", {}).get(evaluation.main.method, {}).get("fpr95"):
         low, high = share_text(estimate["low"]), share_text(estimate["high"])
         how = f"of OOD data pass as ID (FPR95), 90% interval {low} to {high}; estimated without labels"
-        return [Tile(f"{name} lets through, estimated", share_text(estimate["value"]), how), accuracy]
-    if not evaluation.has_ood:
-        return [Tile(f"{name} lets through", UNKNOWN, "there are no OOD test images (data.test_ood)"), accuracy]
-    passed = f"of OOD test data pass as ID (FPR95), {evaluation.test_set}"
-    return [
-        Tile(f"{name} lets through", share_text(metrics.get("fpr95")), passed),
-        Tile(f"{name} separates", share_text(metrics.get("auroc")), "AUROC: 50% is chance, 100% is perfect"),
-        accuracy,
-    ]
+        return [(f"{name} lets through, estimated", share_text(estimate["value"]), how), accuracy]
+    return [(f"{name} lets through", UNKNOWN, "there are no OOD test images (data.test_ood)"), accuracy]
 
 
 def fit_warning(findings: Findings) -> str:
@@ -259,17 +219,21 @@ def fit_warning(findings: Findings) -> str:
     return nothing_found(train, calibration)
 
 
-def _tables(results: Results, experiment: Experiment) -> tuple[list[SetTable], list[str]]:
-    """With their notes. Those of the experiment's π first; the average first, then groups, then every OOD set.
+def _tables(results: Results, experiment: Experiment) -> tuple[list[SetTable], list[str], list[str]]:
+    """With verdicts and notes. Those of the experiment's π first; the average first, then groups, then every OOD set.
 
     Estimates stand apart, and the method that was chosen by them stands out.
     """
     several, measured, estimated, notes = len(results.shares) > 1, [], [], results_notes(results)
     means = {name: i for i, name in enumerate([AVERAGE, *results.groups])}
-    found = {pair: list(rows) for pair, rows in groupby(results.rows(), key=lambda row: (row.pi, row.ood))}
+    found = {(str(pi), str(ood)): rows for (pi, ood), rows in results.rows().groupby(["pi", "ood"], sort=False)}
     for pi, ood in sorted(found, key=lambda pair: (pair[0] != pi_text(experiment.pi), means.get(pair[1], len(means)))):
-        rows = [MethodRow(row.name.replace("\n", " "), row.method == SAL, list(row.cells())) for row in found[pi, ood]]
-        measured.append(SetTable(f"{ood}, π {pi}" if several else ood, list(METRICS.values()), rows))
+        rows = found[pi, ood]
+        lines = [
+            (name.text.replace("\n", " "), method == SAL, cells)
+            for method, (name, *cells) in zip(rows["method"], section_cells(rows), strict=True)
+        ]
+        measured.append((f"{ood}, π {pi}" if several else ood, list(METRICS.values()), lines))
     for part in results.by_pi():
         grid = estimates_grid(part, several, everything=True)
         if grid is None:
@@ -277,28 +241,24 @@ def _tables(results: Results, experiment: Experiment) -> tuple[list[SetTable], l
         notes += [*grid.notes, "◀: chosen by the estimates."]
         for section in grid.sections:
             name = section[0][0].text + (f", π {part.shares[0]}" if several else "")
-            rows = [MethodRow(one.text + " ◀" * one.is_bold, one.is_bold, cells) for _, one, *cells in section]
-            estimated.append(SetTable(f"{name}, estimated without labels", grid.header[2:], rows))
+            lines = [(one.text + " ◀" * one.is_bold, one.is_bold, cells) for _, one, *cells in section]
+            estimated.append((f"{name}, estimated without labels", grid.header[2:], lines))
     nothing_measured = results.unknown_sets == results.ood_sets
-    return [*estimated, *measured] if nothing_measured else [*measured, *estimated], list(dict.fromkeys(notes))
-
-
-def _verdicts(results: Results) -> list[str]:
-    several = len(results.shares) > 1
-    return [f"π {pi}: {text}" if several else text for pi, text in results.verdicts.items() if text]
+    tables = [*estimated, *measured] if nothing_measured else [*measured, *estimated]
+    verdicts = [f"π {pi}: {text}" if several else text for pi, text in results.verdicts.items() if text]
+    return tables, verdicts, list(dict.fromkeys(notes))
 
 
 # --- provenance: code, versions, machine, files; no names of people, hosts or home folders
 
 
 def provenance(workspace: Workspace, experiment: Experiment) -> list[tuple[str, str]]:
-    packages = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)))
     facts = [
         ("report made", _time(datetime.now().timestamp())),
         ("salcli", __version__),
         ("commit of the workspace", _commit(workspace.root)),
         ("Python", platform.python_version()),
-        ("packages", packages),
+        ("packages", ", ".join(f"{name} {version(name)}" for name in PACKAGES)),
         ("machine of the report", _machine()),
     ]
     network = experiment.network(experiment.variant)
@@ -331,57 +291,35 @@ def _files(workspace: Workspace, experiment: Experiment, evaluation: Evaluation 
     return rows
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _commit(root: Path) -> str:
-    commit = _git(root, "rev-parse", "--short=12", "HEAD")
-    if not commit:
-        return "not under git"
-    return f"{commit}, with changes that are not committed" if _git(root, "status", "--porcelain") else commit
-
-
-def _git(root: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=root, timeout=10, check=True, capture_output=True, text=True, errors="replace"
+        commit, changes = (
+            subprocess.run(
+                ["git", *arguments], cwd=root, timeout=10, check=True, capture_output=True, text=True, errors="replace"
+            ).stdout.strip()
+            for arguments in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain"))
         )
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+        return "not under git"
+    return f"{commit}, with changes that are not committed" if changes else commit
 
 
 def _machine() -> str:
     import torch
 
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    processor = model[1].strip() if model else platform.processor() or "processor unknown"
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = [torch.cuda.get_device_name(i) for i in range(n_gpus)]
-    return ", ".join([system, f"{_processor()} ({os.cpu_count()} threads)", *(gpus or ["no GPU"])])
-
-
-def _processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or "processor unknown"
+    return ", ".join([system, f"{processor} ({os.cpu_count()} threads)", *(gpus or ["no GPU"])])
 
 
 # --- the page
-
-
-def write_page(path: Path, report: Report) -> None:
-    """Atomically."""
-    write_text(path, render(report))
 
 
 def render(report: Report) -> str:
@@ -409,15 +347,14 @@ def render(report: Report) -> str:
     )
 
 
-def without_secrets(text: str) -> str:
-    """Pages are passed on: the path of the home folder becomes ~, the user and password of an address …"""
-    home = str(Path.home())
-    shown = re.sub(rf"(?<![\w/]){re.escape(home)}(?![\w-])", "~", text) if len(home) > 1 else text
-    return PASSWORD.sub("…@", shown)
-
-
 def _safe(value: Any) -> Any:
-    """Names from the data need not be text, but a page must be. Jinja escapes what comes out of here."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return without_secrets(clean(value))
-    return value
+    """Text that may stand in a page that is passed on; Jinja escapes it.
+
+    What is not text becomes �, the path of the home folder ~, the user and password of an address ….
+    """
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    text, home = NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", value), str(Path.home())
+    if len(home) > 1:
+        text = re.sub(rf"(?<![\w/]){re.escape(home)}(?![\w-])", "~", text)
+    return PASSWORD.sub("…@", text)

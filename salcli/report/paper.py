@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -19,6 +19,7 @@ from salcli.report.console import Cell, Grid
 from salcli.report.results import (
     LOWER_IS_BETTER,
     METRICS,
+    NOTHING,
     SHORT,
     SHORT_SCHEDULE,
     EvaluationKey,
@@ -44,7 +45,6 @@ ALL_ID = ", all ID"  # a row whose network was trained on all ID data but the te
 ALSO = {"energy-vos": "energy-oe"}  # "Energy (w/ OE)" is this loss in WOODS' published sweeps
 COLUMNS = {metric: METRICS[metric] for metric in ("fpr95", "auroc", "id_accuracy")}
 ERRORS = {"err_out": "ERR_out ↓", "err_in": "ERR_in ↓", "fpr95": METRICS["fpr95"]}
-NOTHING = "–"
 CALIBRATIONS = {"train": "the paper's text", "holdout": "our default", "id-svd": "the authors' code"}
 PROTOCOLS = {
     "held out": "held out: T on held-out ID data, with predicted labels (ours)",
@@ -115,10 +115,7 @@ def paper_numbers() -> tuple[PaperNumber, ...]:
 @cache
 def settings() -> dict[Setting, tuple[PaperNumber, ...]]:
     """The numbers of each setting, in the paper's order."""
-    grouped: dict[Setting, list[PaperNumber]] = {}
-    for number in paper_numbers():
-        grouped.setdefault(number.setting, []).append(number)
-    return {setting: tuple(own) for setting, own in grouped.items()}
+    return {setting: tuple(own) for setting, own in groupby(paper_numbers(), key=lambda one: one.setting)}
 
 
 # --- which of its tables fit
@@ -132,7 +129,8 @@ def matching_settings(params: Params) -> list[Setting]:
     if {*_with_errors(params)} >= {one for one in settings() if one.table == THEORY}:
         return []
     fitting = [setting for setting in settings() if _fits(setting, params)]
-    asked, rows = _experiments(params), [{*paper_names(name, params)} for name in params.evaluate.methods]
+    asked = {(wild, test) for wild in params.data.ood for test in (wild, *params.data.test_ood)}
+    rows = [{*paper_names(name, params)} for name in params.evaluate.methods]
 
     def distance(setting: Setting) -> tuple[int, bool]:
         """How many of our rows the table lacks, and whether it has other OOD sets."""
@@ -227,12 +225,6 @@ def _comparable(setting: Setting) -> list[PaperNumber]:
     return [one for one in settings()[setting] if one.metric in COLUMNS and one.test not in (OF_ALL_SETS, AVERAGE)]
 
 
-def _experiments(params: Params) -> set[tuple[str, str]]:
-    """Pairs of a wild and a tested OOD set."""
-    data = params.data
-    return {(wild, test) for wild in data.ood for test in (wild, *data.test_ood)}
-
-
 def _nothing_found(params: Params) -> str:
     data = params.data
     names = ", ".join(dict.fromkeys(paper_names(method, params)[0] for method in params.evaluate.methods))
@@ -241,12 +233,6 @@ def _nothing_found(params: Params) -> str:
         "the paper reports no FPR95 or AUROC for these params",
         f"looked for: {data.id}, {params.model.backbone}, π {shares}, OOD {', '.join(data.ood)}; {names}",
     ]
-    only_errors = [setting.table for setting in settings() if _fits(setting, params) and not _comparable(setting)]
-    if only_errors:
-        lines.append(
-            f"of {', '.join(only_errors)} it reports the filter's errors alone; yours: "
-            "dvc metrics show runs/*/*/*/sal/filter.json"
-        )
     near = [name for name, one in presets().items() if one.paper and _preset_params(name)["data"]["id"] == data.id]
     lines.append(f"presets that fit {data.id}: {', '.join(near)}" if near else "presets that fit: salcli presets")
     return "\n  ".join(lines)
@@ -256,84 +242,62 @@ def _nothing_found(params: Params) -> str:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One metric in percent, ours and the paper's; NaN where there is none."""
-
-    ours: float = math.nan
-    ours_std: float = math.nan
-    paper: float = math.nan
-
-    @property
-    def difference(self) -> float:
-        return self.ours - self.paper
-
-
-@dataclass(frozen=True)
-class ComparedRow:
-    """One method of the paper on one OOD set. n_seeds: of ours, 0 where we have not run it."""
-
-    pi: float | None
-    test: str
-    method: str
-    n_seeds: int
-    has_short_schedule: bool  # ours was trained for fewer epochs than its authors train
-    pairs: dict[str, Pair]  # by our metrics' names; without ID accuracy, where that is of no single set
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """One table of the paper: one π, or the filter's errors at all of them."""
+    """One table of the paper: one π, or the filter's errors at all of them.
 
-    table: str
+    `rows` has a line for each OOD set and method, with METRIC_ours, _ours_std, _paper and _difference in percent, NaN
+    where there is none. n_seeds: of ours, 0 where we have not run it.
+    """
+
     title: str
     columns: dict[str, str]
-    rows: list[ComparedRow]
+    rows: pd.DataFrame
     notes: list[str]
 
 
 def beside_the_paper(results: Results, params: Params) -> list[Comparison]:
     """Our results beside each table of the paper that fits params."""
     chosen = matching_settings(params)
-    compared = [_compare(results, setting, params) for setting in chosen]
-    with_ours = [one for one in compared if any(row.n_seeds for row in one.rows)]
-    if compared and not with_ours:
+    compared = [one for setting in chosen if (one := _compare(results, setting, params))]
+    if chosen and not compared:
         missing = dict.fromkeys(one.test for setting in chosen for one in _comparable(setting))
         raise MissingArtifactError(
             f"none of the paper's OOD sets is evaluated yet ({', '.join(missing)}); do it with: dvc repro"
         )
-    return with_ours
+    return compared
 
 
-def _compare(results: Results, setting: Setting, params: Params) -> Comparison:
+def _compare(results: Results, setting: Setting, params: Params) -> Comparison | None:
+    """None where we have run nothing of it."""
+    import pandas as pd
+
     runs = results.runs[results.runs["pi"] == _pi_of_ours(setting, params)]
     labels = dict(zip(runs["method"], runs["label"], strict=True))
     numbers = [one for one in settings()[setting] if one.metric in COLUMNS]
-    sets = list(dict.fromkeys((one.wild, one.test) for one in _comparable(setting)))
-    groups = {test: own for wild, test in sets if not (own := _of_pair(runs, wild, test)).empty}
-    not_evaluated = [test for _, test in sets if test not in groups]
+    sets = {one.test: (runs["ood"] == one.wild) & (runs["test_set"] == one.test) for one in _comparable(setting)}
+    groups = {test: runs[is_own] for test, is_own in sets.items() if is_own.any()}
+    not_evaluated = [test for test in sets if test not in groups]
     if len(groups) > 1 and any(one.test in (OF_ALL_SETS, AVERAGE) for one in numbers):
         groups[AVERAGE] = _averages(runs, groups, is_complete=not not_evaluated)
-    methods = {method: our_methods(method, params) for method in dict.fromkeys(one.method for one in numbers)}
-    rows = [
-        _row(
-            setting.pi,
-            test,
-            name,
-            own_runs[own_runs["method"] == ours],
-            [one for one in numbers if one.method == method],
-            is_sum=test == AVERAGE or len(groups) == 1,
-        )
-        for test, own_runs in groups.items()
-        for method, all_ours in methods.items()
-        for ours, name in _named(method, all_ours, labels, params)
-    ]
-    known = {name for all_ours in methods.values() for name in all_ours}
+    methods = {method: _named(method, labels, params) for method in dict.fromkeys(one.method for one in numbers)}
+    lines = []
+    for test, own in groups.items():
+        tests = {test, OF_ALL_SETS} if _is_sum(test, groups) else {test}
+        for method, names in methods.items():
+            paper = {one.metric: one.value for one in numbers if one.method == method and one.test in tests}
+            if "id_accuracy" not in paper and not _is_sum(test, groups):  # mostly one for all sets, in the sum
+                own = own.assign(id_accuracy=math.nan)
+            for ours, name in names.items():
+                lines.append(_line(setting, test, name, own[own["method"] == ours], paper, COLUMNS))
+    if not any(line["n_seeds"] for line in lines):
+        return None
+    rows = pd.DataFrame(lines)
+    known = {name for names in methods.values() for name in names}
     only_ours = [
         labels.get(name, paper_names(name, params)[0]) for name in params.evaluate.methods if name not in known
     ]
     pi = f", π {setting.pi:g}" if setting.pi is not None else ""
     return Comparison(
-        table=setting.table,
         title=f"{setting.id}, {setting.backbone}{pi} ({setting.table})",
         columns=COLUMNS,
         rows=rows,
@@ -341,8 +305,9 @@ def _compare(results: Results, setting: Setting, params: Params) -> Comparison:
     )
 
 
-def _of_pair(runs: pd.DataFrame, wild: str, test: str) -> pd.DataFrame:
-    return runs[(runs["ood"] == wild) & (runs["test_set"] == test)]
+def _is_sum(test: str, sections: Sized) -> bool:
+    """Whether what is of no single set stands here."""
+    return test == AVERAGE or len(sections) == 1
 
 
 def _averages(runs: pd.DataFrame, groups: Mapping[str, pd.DataFrame], *, is_complete: bool) -> pd.DataFrame:
@@ -360,65 +325,66 @@ def _averages(runs: pd.DataFrame, groups: Mapping[str, pd.DataFrame], *, is_comp
     return averages
 
 
-def _row(
-    pi: float | None, test: str, name: str, ours: pd.DataFrame, numbers: list[PaperNumber], *, is_sum: bool
-) -> ComparedRow:
-    """Our runs of one method on the set, and the paper's numbers. What is of no single set goes to the sum."""
-    tests = {test, OF_ALL_SETS} if is_sum else {test}
-    paper = {one.metric: one.value for one in numbers if one.test in tests}
-    pairs = {
-        metric: Pair(
-            ours=float(ours[metric].mean()),
-            ours_std=float(ours[metric].std()) if len(ours) > 1 else math.nan,
-            paper=paper.get(metric, math.nan),
-        )
-        for metric in COLUMNS
-        if is_sum or metric != "id_accuracy" or metric in paper  # mostly one for all sets, which stands in the sum
+def _line(
+    setting: Setting, test: str, name: str, ours: pd.DataFrame, paper: Mapping[str, float], columns: Iterable[str]
+) -> dict[str, Any]:
+    """Our runs of one method on one set, and the paper's numbers."""
+    line = {
+        "table": setting.table,
+        "pi": setting.pi,
+        "ood": test,
+        "method": name,
+        "n_seeds": len(ours),
+        "short_schedule": bool(ours[SHORT].any()),  # ours was trained for fewer epochs than its authors train
     }
-    return ComparedRow(pi, test, name, len(ours), bool(ours[SHORT].any()), pairs)
+    for metric in columns:
+        own, theirs = float(ours[metric].mean()), paper.get(metric, math.nan)
+        numbers = {"ours": own, "ours_std": float(ours[metric].std()), "paper": theirs, "difference": own - theirs}
+        line |= {f"{metric}_{what}": value for what, value in numbers.items()}
+    return line
 
 
 def errors_beside_the_paper(folder: Path, only: Collection[EvaluationKey], params: Params) -> list[Comparison]:
     """Errors of the filter and FPR95 by π, of every variant that the paper calls SAL (Table 6); none without runs."""
-    rows, variants, chosen = [], _named("SAL", our_methods("SAL", params), {}, params), _with_errors(params)
-    points = {variant: sweep_points(folder, only, variant) for variant, _ in variants if variant}
+    import pandas as pd
+
+    variants, chosen = _named("SAL", {}, params), _with_errors(params)
+    points = {variant: sweep_points(folder, only, variant) for variant in variants if variant}
+    lines = []
     for setting in chosen:
         paper, test = {one.metric: one.value for one in settings()[setting]}, settings()[setting][0].test
-        for variant, name in variants:
-            own = [one for one in points.get(variant, ()) if (one.ood, one.pi) == (test, setting.pi)]
-            pairs = {}
-            for metric in ERRORS:
-                values = [100 * value for one in own if (value := getattr(one, metric)) is not None]
-                pairs[metric] = Pair(mean(values) if values else math.nan, paper=paper.get(metric, math.nan))
-            rows.append(ComparedRow(setting.pi, test, name, len(own), False, pairs))
-    if not any(row.n_seeds for row in rows):
+        for variant, own in points.items():
+            own = own[(own["ood"] == test) & (own["pi"] == setting.pi)]
+            ours = (100 * own[list(ERRORS)]).assign(**{SHORT: False})
+            lines.append(_line(setting, test, variants[variant], ours, paper, ERRORS))
+    if not any(line["n_seeds"] for line in lines):
         return []
-    first = chosen[0]
+    rows, first, test = pd.DataFrame(lines), chosen[0], lines[0]["ood"]
     return [
         Comparison(
-            table=first.table,
-            title=f"errors of the filter, {first.id}, {first.backbone}, {rows[0].test} ({first.table})",
+            title=f"errors of the filter, {first.id}, {first.backbone}, {test} ({first.table})",
             columns=ERRORS,
             rows=rows,
             notes=[
                 _source(first.table),
-                *_protocols(rows, params),
-                *([AT_ONE] if any(row.pi == 1 for row in rows) else []),
+                *_protocols(rows["method"], params),
+                *([AT_ONE] if (rows["pi"] == 1).any() else []),
                 STRICTER,
             ],
         )
     ]
 
 
-def _named(method: str, ours: list[str], labels: dict[str, str], params: Params) -> list[tuple[str, str]]:
-    """Our methods with the name of their row: the paper's, and whose protocol a variant of SAL follows."""
-    names = {name: _row_name(method, name, labels, params) for name in ours}
-    repeated = [row for row in names.values() if [*names.values()].count(row) > 1]
-    names = {name: f"{row}, {labels.get(name, name)}" if row in repeated else row for name, row in names.items()}
-    return [*names.items()] or [("", method)]
+def _named(method: str, labels: Mapping[str, str], params: Params) -> dict[str, str]:
+    """Our methods that the paper calls so, with the name of their row: the paper's, and whose protocol they follow."""
+    names = {name: _row_name(method, name, labels, params) for name in our_methods(method, params)}
+    rows = list(names.values())
+    return {
+        name: f"{row}, {labels.get(name, name)}" if rows.count(row) > 1 else row for name, row in names.items()
+    } or {"": method}
 
 
-def _row_name(method: str, ours: str, labels: dict[str, str], params: Params) -> str:
+def _row_name(method: str, ours: str, labels: Mapping[str, str], params: Params) -> str:
     from salcli.methods.sal import protocol  # the params have loaded it
 
     if ours in params.variants:
@@ -433,7 +399,7 @@ def _row_name(method: str, ours: str, labels: dict[str, str], params: Params) ->
 
 def _notes(
     table: str,
-    rows: Sequence[ComparedRow],
+    rows: pd.DataFrame,
     params: Params,
     n_seeds: int,
     not_evaluated: Sequence[str],
@@ -451,14 +417,14 @@ def _notes(
         _source(table): True,
         f"Ours: {f'mean of {n_seeds} seeds' if n_seeds > 1 else 'one seed'}. "
         f"The paper's: {f'mean of {n_runs} runs' if n_runs > 1 else 'it does not say of how many runs'}.": True,
-        **dict.fromkeys(_protocols(rows, params), True),
+        **dict.fromkeys(_protocols(rows["method"], params), True),
         STRICTER: True,
         FPR95_CONVENTION: True,
         f"Short schedule: {', '.join(shorter)} in the paper's preset.": shorter,
-        _schedules(params): any(row.n_seeds for row in rows),
+        _schedules(params): True,
         f"The paper does not state {unknown} of this table; ours are those of its other tables.": unknown,
-        f"{NOTHING}: not reported, or a method that was not run here.": any(row.n_seeds == 0 for row in rows),
-        SEEN_ALL: any(row.method.endswith(ALL_ID) for row in rows),
+        f"{NOTHING}: not reported, or a method that was not run here.": (rows["n_seeds"] == 0).any(),
+        SEEN_ALL: rows["method"].str.endswith(ALL_ID).any(),
         f"In the paper's table, but not evaluated here: {', '.join(not_evaluated)}.": not_evaluated,
         f"Evaluated here, but not in the paper's table: {', '.join(only_ours)}.": only_ours,
     }
@@ -469,9 +435,9 @@ def _source(table: str) -> str:
     return f"Paper: {PAPER}, {presets()[table].paper}. Δ: ours less the paper's."
 
 
-def _protocols(rows: Sequence[ComparedRow], params: Params) -> list[str]:
-    """What the names in these rows mean."""
-    found = {name: text for name, text in PROTOCOLS.items() if any(row.method.endswith(f": {name}") for row in rows)}
+def _protocols(methods: pd.Series[str], params: Params) -> list[str]:
+    """What the names of these rows mean."""
+    found = {name: text for name, text in PROTOCOLS.items() if methods.str.endswith(f": {name}").any()}
     if "released code" in found:
         is_theirs = params.data.mixing == "recycle"
         found["released code"] += ", on its wild set" if is_theirs else ", on our wild set (theirs: preset released)"
@@ -507,18 +473,26 @@ def paper_grids(comparisons: Sequence[Comparison]) -> list[Grid]:
 
 
 def paper_grid(comparison: Comparison) -> Grid:
-    by_pi = comparison.columns is ERRORS
-    reported = {metric for row in comparison.rows for metric, pair in row.pairs.items() if not math.isnan(pair.paper)}
-    columns = {metric: name for metric, name in comparison.columns.items() if metric in reported}
+    by_pi, rows = comparison.columns is ERRORS, comparison.rows
+    columns = {metric: name for metric, name in comparison.columns.items() if rows[f"{metric}_paper"].notna().any()}
     short_header = []
     for name in columns.values():
         words, arrow = name.rsplit(" ", 1)
         first, _, second = words.partition(" ")
         short_header += [f"{first}\nours", f"{second} {arrow}".strip() + "\npaper", "\nΔ"]
-
-    def section(row: ComparedRow) -> str:
-        return f"{row.pi:g}" if by_pi else row.test
-
+    sections = []
+    groups = dict(list(rows.groupby("pi" if by_pi else "ood", sort=False)))
+    for own in groups.values():
+        section = []
+        for row in own.to_dict("records"):
+            name = row["method"] + (SHORT_SCHEDULE if row["short_schedule"] else "")
+            cells = [Cell(f"{row['pi']:g}" if by_pi else row["ood"]), Cell(name)]
+            for metric in columns:
+                ours, paper = row[f"{metric}_ours"], row[f"{metric}_paper"]
+                is_elsewhere = metric == "id_accuracy" and math.isnan(paper) and not _is_sum(row["ood"], groups)
+                cells += [Cell("")] * 3 if is_elsewhere else _cells(metric, ours, paper)
+            section.append(cells)
+        sections.append(section)
     return Grid(
         title=f"Ours and the paper's, in %: {comparison.title}",
         header=[
@@ -526,33 +500,21 @@ def paper_grid(comparison: Comparison) -> Grid:
             "method",
             *(f"{name} {who}" for name in columns.values() for who in ("ours", "paper", "Δ")),
         ],
-        sections=[
-            [
-                [
-                    Cell(name),
-                    Cell(row.method + (SHORT_SCHEDULE if row.has_short_schedule else "")),
-                    *(cell for metric in columns for cell in _cells(metric, row.pairs.get(metric))),
-                ]
-                for row in rows
-            ]
-            for name, rows in groupby(comparison.rows, key=section)
-        ],
+        sections=sections,
         notes=comparison.notes,
         short_header=["π" if by_pi else "", "method" if by_pi else "OOD test set,\nmethod", *short_header],
         has_headings=not by_pi,
     )
 
 
-def _cells(metric: str, pair: Pair | None) -> list[Cell]:
-    """Ours, the paper's and the difference; empty where a metric is of no single set. Green where ours is better."""
-    if pair is None:
-        return [Cell("")] * 3
-    difference = NOTHING if math.isnan(pair.difference) else f"{pair.difference:+.2f}".replace("-", "−")
+def _cells(metric: str, ours: float, paper: float) -> list[Cell]:
+    """Ours, the paper's and the difference; green where ours is better."""
+    difference = NOTHING if math.isnan(ours - paper) else f"{ours - paper:+.2f}".replace("-", "−")
     colour = ""
     if difference.strip("+−0.–"):  # none for what looks equal
         is_better = difference.startswith("−") == (metric in LOWER_IS_BETTER or metric in ERRORS)
         colour = "green" if is_better else "red"
-    numbers = [NOTHING if math.isnan(value) else f"{value:.2f}" for value in (pair.ours, pair.paper)]
+    numbers = [NOTHING if math.isnan(value) else f"{value:.2f}" for value in (ours, paper)]
     return [*map(Cell, numbers), Cell(difference, colour=colour)]
 
 
@@ -560,23 +522,7 @@ def paper_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """For programs: one line for each table, π, OOD set and method."""
     import pandas as pd
 
-    return pd.DataFrame(
-        {
-            "table": one.table,
-            "pi": row.pi,
-            "ood": row.test,
-            "method": row.method,
-            "n_seeds": row.n_seeds,
-            "short_schedule": row.has_short_schedule,
-            **{
-                f"{metric}_{what}": getattr(row.pairs.get(metric, Pair()), what)
-                for metric in one.columns
-                for what in ("ours", "ours_std", "paper", "difference")
-            },
-        }
-        for one in comparisons
-        for row in one.rows
-    )
+    return pd.concat([one.rows for one in comparisons], ignore_index=True)
 
 
 # --- SAL over π
@@ -597,33 +543,22 @@ def paper_curves(params: Params, ood_sets: Sequence[str]) -> list[PaperCurve]:
     network, found = (params.data.id, params.model.backbone), []
     for metric in sorted(ERRORS):
         sal = [one for one in paper_numbers() if (one.method, one.metric) == ("SAL", metric) and one.test != AVERAGE]
-        own = {
-            ood: [
-                one for one in sal if (one.setting.id, one.setting.backbone) == network and one.wild == one.test == ood
-            ]
-            for ood in ood_sets
-        }
-        others = {
-            "textures": [one for one in sal if one.setting.table == THEORY],
-            "mean of five OOD sets": [one for one in sal if one.setting.table in (MAIN, MIXING_RATIO)],
-        }
+        same = [one for one in sal if (one.setting.id, one.setting.backbone) == network and one.wild == one.test]
+        own = {ood: [one for one in same if one.test == ood] for ood in ood_sets}
         curves = [PaperCurve(metric, ood, f"paper: {ood}", _by_pi(numbers)) for ood, numbers in own.items()]
         if not any(own.values()):
-            curves = [
-                PaperCurve(metric, None, f"paper, other data: CIFAR-100, WRN-40-2, {name}", _by_pi(numbers))
-                for name, numbers in others.items()
-            ]
+            others = {"textures": (THEORY,), "mean of five OOD sets": (MAIN, MIXING_RATIO)}
+            for name, tables in others.items():
+                by_pi = _by_pi([one for one in sal if one.setting.table in tables])
+                curves.append(PaperCurve(metric, None, f"paper, other data: CIFAR-100, WRN-40-2, {name}", by_pi))
         found += [curve for curve in curves if curve.by_pi]
     return found
 
 
 def _by_pi(numbers: Sequence[PaperNumber]) -> dict[float, float]:
     """As shares: one for each π, the mean where there are several."""
-    values: dict[float, list[float]] = {}
-    for one in numbers:
-        if one.setting.pi:
-            values.setdefault(one.setting.pi, []).append(one.value / 100)
-    return {pi: mean(own) for pi, own in sorted(values.items())}
+    shares = sorted({one.setting.pi for one in numbers if one.setting.pi})
+    return {pi: mean(one.value / 100 for one in numbers if one.setting.pi == pi) for pi in shares}
 
 
 def paper_err_in_of_toy() -> dict[str, float]:

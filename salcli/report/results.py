@@ -7,9 +7,8 @@ are loaded. What the stored scores add, intervals above all, is in bootstrap.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,7 +43,7 @@ ID_POSITIVE, OOD_POSITIVE = "id-positive", "ood-positive"
 CONVENTIONS = {ID_POSITIVE: FPR95_CONVENTION, OOD_POSITIVE: FPR95_OOD_POSITIVE}
 SHORT_SCHEDULE = "\n(short schedule)"  # on a line of its own in the terminal
 FULL_WIDTH = 96  # terminal columns that mean ± std needs
-CANNOT_TELL = "cannot tell"
+CANNOT_TELL, NOTHING = "cannot tell", "–"
 INTERVAL = "95% interval"
 BEATS = (
     "Beats: a lower FPR95 in every seed, by more than resamples of the test samples explain (95% interval of all "
@@ -90,12 +89,16 @@ def _run_folder(path: Path) -> Path:
 
 
 def _evaluations(folder: Path) -> dict[EvaluationKey, Path]:
-    """Every metrics.json below a runs folder. An unseen set that is also in the wild data counts once."""
+    """Every metrics.json below a runs folder."""
+    return _by_key(path for pattern in EVALUATIONS for path in sorted(folder.glob(pattern)))
+
+
+def _by_key(paths: Iterable[Path]) -> dict[EvaluationKey, Path]:
+    """An unseen set that is also in the wild data counts once."""
     found: dict[EvaluationKey, Path] = {}
-    for pattern in EVALUATIONS:
-        for path in sorted(folder.glob(pattern)):
-            if key := EvaluationKey.of(path):
-                found.setdefault(key, path)
+    for path in paths:
+        if key := EvaluationKey.of(path):
+            found.setdefault(key, path)
     return found
 
 
@@ -130,34 +133,6 @@ def groups_of(raw: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     except (SalError, TypeError, ValueError) as error:
         raise ParamsError(f"params.yaml is not valid: data.groups: {error}") from None
     return groups
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method in one section, in percent. `best` names the metrics in which no other method beats it."""
-
-    pi: str
-    ood: str  # the test set, and the wild one where that is another; or a group, or the average
-    method: str
-    label: str
-    n_seeds: int
-    mean: dict[str, float]
-    std: dict[str, float]  # NaN for a single seed
-    best: frozenset[str]
-    has_short_schedule: bool  # of any seed
-    intervals: dict[str, tuple[float, float]]  # of FPR95 and AUROC, over test samples; empty unless asked for
-
-    @property
-    def name(self) -> str:
-        return self.label + (SHORT_SCHEDULE if self.has_short_schedule else "")
-
-    def cells(self, *, with_std: bool = True) -> Iterator[Cell]:
-        for metric in self.intervals or METRICS:
-            mean, std = self.mean[metric], self.std[metric]
-            text = f"{mean:.1f}" if math.isnan(std) or not with_std else f"{mean:.1f} ± {std:.1f}"
-            yield Cell(UNKNOWN) if math.isnan(mean) else Cell(text, is_bold=metric in self.best)
-            if self.intervals:
-                yield Cell(UNKNOWN if math.isnan(mean) else "–".join(f"{end:.1f}" for end in self.intervals[metric]))
 
 
 @dataclass(frozen=True)
@@ -202,29 +177,27 @@ class Results:
         if not wanted:
             made_by = "salcli evaluate --scratch" if SCRATCH in folder.parts else "dvc repro, or salcli evaluate"
             raise MissingArtifactError(f"there is no evaluation below {folder} yet; make one with: {made_by}")
-        return replace(cls.read(wanted, len(found) - len(wanted)), groups=groups or {})
+        return cls.read(wanted, len(found) - len(wanted), groups)
 
     @classmethod
-    def read(cls, paths: Iterable[Path], n_left_out: int = 0) -> Results:
+    def read(
+        cls, paths: Iterable[Path], n_left_out: int = 0, groups: Mapping[str, Sequence[str]] | None = None
+    ) -> Results:
         """Some metrics.json files, for example those that `evaluate` has just written."""
         import pandas as pd
 
         runs: list[dict[str, Any]] = []
         counts: dict[EvaluationKey, dict[str, int]] = {}
-        estimates: dict[EvaluationKey, Mapping[str, Any]] = {}
-        files: dict[EvaluationKey, Path] = {}
-        for path in paths:
-            key = EvaluationKey.of(path)
-            if key is None or key in files:
-                continue
+        files = _by_key(paths)
+        for key, path in files.items():
             own_runs, counts[key] = _read_evaluation(path, key)
             runs += own_runs
-            files[key] = path
-            if found := _read_estimates(path, key):
-                estimates[key] = found
+        estimates = {key: found for key, path in files.items() if (found := _read_estimates(path, key))}
         frame = pd.DataFrame(runs)
-        frame = frame.sort_values("pi", key=lambda column: column.map(_by_value), kind="stable", ignore_index=True)
-        return cls(frame, _samples(counts), n_left_out, estimates, files)
+        frame = frame.sort_values(  # what is unknown comes last
+            "pi", key=lambda column: pd.to_numeric(column, errors="coerce"), kind="stable", ignore_index=True
+        )
+        return cls(frame, _samples(counts), n_left_out, estimates, files, groups or {})
 
     def by_pi(self) -> list[Results]:
         """One part for each π, in ascending order: numbers at different π are never averaged."""
@@ -295,47 +268,50 @@ class Results:
         average = [(AVERAGE, self.runs)] if len(found) > 1 else []
         return [*found, *((group, runs) for group, runs in groups if len(runs)), *average]
 
-    def rows(self) -> list[Row]:
-        """Every section of every π. Means are within a seed first, then over seeds; best method first."""
-        if len(self.shares) > 1:
-            return [row for part in self.by_pi() for row in part.rows()]
-        ranking = list(_by_seed(self.runs).groupby("method")["fpr95"].mean().sort_values(kind="stable").index)
-        return [row for ood, runs in self.sections() for row in self._rows(ood, runs, ranking)]
+    def rows(self) -> pd.DataFrame:
+        """One line for each method in every section of every π, in percent; the best method first.
 
-    def _rows(self, ood: str, runs: pd.DataFrame, ranking: list[str]) -> list[Row]:
-        labels = dict(zip(self.runs["method"], self.runs["label"], strict=True))
-        short = frozenset(self.runs["method"][self.runs[SHORT]])
-        grouped = _by_seed(runs).groupby("method")[list(METRICS)]
-        mean, std, n_seeds = grouped.mean().astype(float), grouped.std().astype(float), grouped.size()
-        shown = mean.map(lambda value: float(f"{value:.1f}"))  # what looks equal is equally good
-        best = {metric: shown[metric].min() if metric in LOWER_IS_BETTER else shown[metric].max() for metric in METRICS}
-        order = [method for method in ranking if method in mean.index]
+        METRIC_mean is over sets within a seed, then over seeds; METRIC_std over seeds, NaN for a single one. With
+        `intervals` also METRIC_low and METRIC_high of FPR95 and AUROC.
+        """
+        import pandas as pd
+
+        sections = []
+        for part in self.by_pi():
+            means = method_means(part.runs).sort_index()
+            ranking = means["fpr95"].sort_values(kind="stable").index
+            sections += [part._rows(ood, runs, ranking) for ood, runs in part.sections()]
+        return pd.concat(sections, ignore_index=True).assign(fpr95_convention=self.convention)
+
+    def _rows(self, ood: str, runs: pd.DataFrame, ranking: pd.Index[str]) -> pd.DataFrame:
+        import pandas as pd
+
+        by_seed = runs.groupby(["method", "seed"])[list(METRICS)].mean().astype(float).groupby("method")
+        order, mean = ranking[ranking.isin(runs["method"])], by_seed.mean()
         if self.sort:
             is_lower = self.sort in LOWER_IS_BETTER
-            order = list(mean.loc[order, self.sort].sort_values(kind="stable", ascending=is_lower).index)
-        means: dict[Any, Any] = mean.to_dict("index")
-        stds: dict[Any, Any] = std.to_dict("index")
-        pi = self.shares[0]
-        return [
-            Row(
-                pi=pi,
-                ood=ood,
-                method=method,
-                label=labels[method],
-                n_seeds=int(n_seeds[method]),
-                mean=means[method],
-                std=stds[method],
-                best=frozenset(metric for metric in METRICS if shown.at[method, metric] == best[metric]),
-                has_short_schedule=method in short,
-                intervals=_intervals(runs[runs["method"] == method], means[method]) if self.intervals else {},
-            )
-            for method in order
-        ]
+            order = mean.loc[order, self.sort].sort_values(kind="stable", ascending=is_lower).index
+        labels = dict(zip(self.runs["method"], self.runs["label"], strict=True))
+        about: dict[str, Any] = {
+            "pi": self.shares[0],
+            "ood": ood,
+            "method": order,
+            "label": order.map(labels),
+            "n_seeds": by_seed.size()[order],
+            "short_schedule": order.isin(self.runs["method"][self.runs[SHORT]]),  # of any seed
+        }
+        parts = [pd.DataFrame(about, index=order), mean.add_suffix("_mean"), by_seed.std().add_suffix("_std")]
+        if self.intervals:
+            means: dict[Any, Any] = mean.to_dict("index")
+            ends = {method: _intervals(runs[runs["method"] == method], means[method]) for method in order}
+            parts.append(pd.DataFrame.from_dict(ends, orient="index"))
+        return pd.concat([part.loc[order] for part in parts], axis=1)
 
 
-def _by_seed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The mean over sets of each method and seed."""
-    return runs.groupby(["method", "seed"], sort=False)[list(METRICS)].mean().reset_index()
+def method_means(runs: pd.DataFrame) -> pd.DataFrame:
+    """Every metric of each method: over the sets of a seed first, then over seeds."""
+    by_seed = runs.groupby(["method", "seed"], sort=False)[list(METRICS)].mean().astype(float)
+    return by_seed.groupby("method", sort=False).mean()
 
 
 def mean_draws(runs: pd.DataFrame, metric: str) -> np.ndarray:
@@ -345,27 +321,24 @@ def mean_draws(runs: pd.DataFrame, metric: str) -> np.ndarray:
     return mean
 
 
-def _intervals(runs: pd.DataFrame, mean: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """95% intervals over test samples.
+def _intervals(runs: pd.DataFrame, mean: Mapping[str, float]) -> dict[str, float]:
+    """METRIC_low and METRIC_high: 95% intervals over test samples.
 
     Resamples have ties, so their thresholds are off by half a rank: their mean is moved to the sample's. Where no
     sample is on the wrong side, resamples are all alike, but up to 3/n of new samples may be (the rule of three).
     """
     runs = runs[runs["fpr95"].notna()]
     if not len(runs):
-        return dict.fromkeys(DRAWS, (math.nan, math.nan))
-    least, found = runs[LEAST].mean(), {}
+        return {f"{metric}_{end}": math.nan for metric in DRAWS for end in ("low", "high")}
+    found: dict[str, float] = {}
+    least = runs[LEAST].mean()
     for metric in DRAWS:
         draws = mean_draws(runs, metric)
         low, high = np.clip(np.quantile(draws - draws.mean() + mean[metric], ENDS), 0, 100)
         if metric == "fpr95" or draws.std() < 1e-4:
             low, high = min(low, 100 - least), max(high, least)
-        found[metric] = float(low), float(high)
+        found |= {f"{metric}_low": float(low), f"{metric}_high": float(high)}
     return found
-
-
-def _by_value(pi: str) -> float:
-    return math.inf if pi == UNKNOWN else float(pi)
 
 
 def _read_evaluation(path: Path, key: EvaluationKey) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -456,8 +429,7 @@ def _range(values: Sequence[int]) -> str:
 
 def results_view(results: Results, width: int = FULL_WIDTH, *, estimates: bool = False) -> RenderableType:
     """For the terminal. A narrow one gets the means alone, rather than numbers cut in two."""
-    is_wider = any(row.has_short_schedule for row in results.rows())
-    has_room = width >= FULL_WIDTH + (WIDER if is_wider else 0)
+    has_room = width >= FULL_WIDTH + (WIDER if results.runs[SHORT].any() else 0)
     return Group(*(grid.rich() for grid in results_grids(results, with_std=has_room, estimates=estimates)))
 
 
@@ -480,13 +452,29 @@ def results_grids(results: Results, *, with_std: bool = True, estimates: bool = 
     for part in parts:
         pi = f", π {part.shares[0]}" if len(parts) > 1 else ""
         sections = [
-            [[Cell(row.ood), Cell(row.name), *row.cells(with_std=with_std)] for row in rows]
-            for _, rows in groupby(part.rows(), key=lambda row: row.ood)
+            [[Cell(str(ood)), *cells] for cells in section_cells(rows, with_std=with_std)]
+            for ood, rows in part.rows().groupby("ood", sort=False)
         ]
         notes = [results.verdicts[part.shares[0]]] if results.verdicts.get(part.shares[0]) else []
         notes += results_notes(results, with_std=with_std) if part is parts[-1] else []
         grids.append(Grid(f"OOD detection, in %{pi}", ["OOD test set", "method", *columns], sections, notes))
     return [*grids, *shown]
+
+
+def section_cells(rows: pd.DataFrame, *, with_std: bool = True) -> list[list[Cell]]:
+    """The method and its numbers, of one section; bold where no other number looks better."""
+    names = rows["label"] + rows["short_schedule"].map({True: SHORT_SCHEDULE, False: ""})
+    columns, has_intervals = [[Cell(name) for name in names]], "fpr95_low" in rows
+    for metric in DRAWS if has_intervals else METRICS:
+        means, stds = rows[f"{metric}_mean"], rows[f"{metric}_std"]
+        texts = [mean_text(mean, std if with_std else math.nan) for mean, std in zip(means, stds, strict=True)]
+        shown = means.map(lambda value: float(f"{value:.1f}"))
+        is_best = shown == (shown.min() if metric in LOWER_IS_BETTER else shown.max())
+        columns.append([Cell(text, is_bold=bold) for text, bold in zip(texts, is_best, strict=True)])
+        if has_intervals:
+            ends = zip(rows[f"{metric}_low"], rows[f"{metric}_high"], strict=True)
+            columns.append([Cell(UNKNOWN if math.isnan(low) else f"{low:.1f}–{high:.1f}") for low, high in ends])
+    return [list(cells) for cells in zip(*columns, strict=True)]
 
 
 def estimates_grid(results: Results, has_several_pi: bool, *, everything: bool) -> Grid | None:
@@ -562,42 +550,12 @@ def results_frame(results: Results, *, estimates: bool = False) -> pd.DataFrame:
         if estimates or one.ood in results.unknown_sets
         for method, own in one.methods.items()
     ]
-    frame = pd.DataFrame(
-        {
-            "pi": row.pi,
-            "ood": row.ood,
-            "method": row.method,
-            "label": row.label,
-            "n_seeds": row.n_seeds,
-            "short_schedule": row.has_short_schedule,
-            **{f"{metric}_mean": row.mean[metric] for metric in METRICS},
-            **{f"{metric}_std": row.std[metric] for metric in METRICS},
-            **{
-                f"{metric}_{end}": value
-                for metric, interval in row.intervals.items()
-                for end, value in zip(("low", "high"), interval, strict=True)
-            },
-            "fpr95_convention": results.convention,
-        }
-        for row in results.rows()
-    )
+    frame = results.rows()
     if not lines:
         return frame
     keys, own = ["pi", "ood", "method"], pd.DataFrame(lines)
     is_alone = ~pd.MultiIndex.from_frame(own[keys]).isin(pd.MultiIndex.from_frame(frame[keys]))  # nothing is measured
     return pd.concat([frame.merge(own, on=keys, how="left"), own[is_alone]], ignore_index=True)
-
-
-def _protocol_notes(results: Results) -> list[str]:
-    """Whose threshold each variant of SAL has, where they differ."""
-    if PROTOCOL not in results.runs:
-        return []
-    labels: dict[str, list[str]] = {}
-    for protocol, label in dict.fromkeys(zip(results.runs[PROTOCOL], results.runs["label"], strict=True)):
-        if protocol:
-            labels.setdefault(protocol, []).append(label)
-    named = "; ".join(f"{protocol}: {', '.join(own)}" for protocol, own in labels.items())
-    return [f"Threshold: {named} (docs/paper.md)."] if len(labels) > 1 else []
 
 
 def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
@@ -627,7 +585,10 @@ def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
         )
     if any(results.verdicts.values()):
         notes.append(BEATS)
-    notes += _protocol_notes(results)
+    protocols = results.runs[results.runs[PROTOCOL] != ""].groupby(PROTOCOL, sort=False)["label"].unique()
+    if len(protocols) > 1:  # of variants of SAL
+        named = "; ".join(f"{protocol}: {', '.join(labels)}" for protocol, labels in protocols.items())
+        notes.append(f"Threshold: {named} (docs/paper.md).")
     if results.wild_sets != results.ood_sets and len(results.wild_sets) == 1:
         is_mixed = results.shares == [UNKNOWN]
         what = "Trained with wild data that nobody has labeled" if is_mixed else "OOD in the wild data"
@@ -643,102 +604,72 @@ def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
 # --- SAL over π
 
 
-@dataclass(frozen=True)
-class SweepPoint:
-    """SAL at one π, with one seed. Shares, not percent; None where a metric is not defined or not measured."""
-
-    ood: str
-    pi: float
-    seed: int
-    n_wild: int
-    n_candidates: int
-    err_in: float | None  # not defined at π = 1: there is no wild ID data
-    err_out: float | None
-    contamination: float | None  # ID data among the candidates
-    fpr95: float
-    auroc: float
-    zeta: float | None  # Definition 2, on held-out ID data; None until `salcli theory` has run
-    zeta_pairwise: float | None  # as the authors' code prints it
-
-
 SWEPT = {"err_in": "ERR_in", "err_out": "ERR_out", "fpr95": "FPR95 ↓", "auroc": "AUROC ↑"}
 
 
-def sweep_points(folder: Path, only: Collection[EvaluationKey] | None = None, variant: str = SAL) -> list[SweepPoint]:
-    """One point for each experiment below a runs folder that is tested on the OOD set of its own wild data."""
-    points = []
+def sweep_points(folder: Path, only: Collection[EvaluationKey] | None = None, variant: str = SAL) -> pd.DataFrame:
+    """One line for each experiment below a runs folder that is tested on the OOD set of its own wild data.
+
+    Shares, not percent; NaN where a metric is not defined or not measured: ERR_in at π = 1, where there is no wild ID
+    data, and ζ before `salcli theory` has run.
+    """
+    import pandas as pd
+
+    points: list[dict[str, Any]] = []
     for key, path in _evaluations(folder).items():
         if key.test_set != key.ood or key.pi == UNKNOWN or (only is not None and key not in only):
             continue
-        experiment = key.experiment.with_variant(variant)
-        filtered = filter_metrics(path, key).get(variant)
-        theory = _run_folder(path) / variant / "theory.json"
+        filtered, theory = filter_metrics(path, key).get(variant), _run_folder(path) / variant / "theory.json"
         with reading_json(Found(path, key.made_by)) as content:
-            values = content.get(variant)
-            if filtered is None or values is None or values["fpr95"] is None:
+            tested = content.get(variant)
+            if filtered is None or tested is None or tested["fpr95"] is None:
                 continue
-            zeta: dict[str, Any] = {}
-            precision = filtered.get("precision")
-            if theory.exists():
-                with reading_json(Found(theory, experiment.theory("json").made_by)) as measured:
-                    zeta = measured
-            points.append(
-                SweepPoint(
-                    ood=key.ood,
-                    pi=float(key.pi),
-                    seed=key.seed,
-                    n_wild=filtered["n_wild"],
-                    n_candidates=filtered["n_candidates"],
-                    err_in=filtered["err_in"],
-                    err_out=filtered["err_out"],
-                    contamination=None if precision is None else 1 - precision,
-                    fpr95=float(values["fpr95"]),
-                    auroc=float(values["auroc"]),
-                    zeta=zeta.get("zeta"),
-                    zeta_pairwise=zeta.get("zeta_pairwise"),
-                )
-            )
+            shares = {
+                "err_in": filtered["err_in"],
+                "err_out": filtered["err_out"],
+                "contamination": math.nan if filtered.get("precision") is None else 1 - filtered["precision"],
+                "fpr95": tested["fpr95"],
+                "auroc": tested["auroc"],
+                "zeta": math.nan,
+                "zeta_pairwise": math.nan,
+            }
+        if theory.exists():
+            with reading_json(Found(theory, key.experiment.with_variant(variant).theory("json").made_by)) as measured:
+                shares |= {name: measured[name] for name in ("zeta", "zeta_pairwise") if name in measured}
+        counts = {name: filtered[name] for name in ("n_wild", "n_candidates")}
+        points.append({"ood": key.ood, "pi": float(key.pi), "seed": key.seed, **counts, **shares})
     if not points:
         raise MissingArtifactError(f"there is no evaluation of {variant} below {folder} yet; make one with: dvc repro")
-    sets = list(dict.fromkeys(point.ood for point in points))
-    return sorted(points, key=lambda point: (sets.index(point.ood), point.pi, point.seed))
+    sets = [point["ood"] for point in points]
+    points.sort(key=lambda point: (sets.index(point["ood"]), point["pi"], point["seed"]))
+    return pd.DataFrame(points).astype(dict.fromkeys(shares, float))
 
 
-def over_seeds(points: Sequence[SweepPoint], metric: str) -> tuple[float, float]:
-    """Mean and std of a metric, NaN where it is not defined; a single seed has no std."""
-    values = [value for point in points if (value := getattr(point, metric)) is not None]
-    mean = float(np.mean(values)) if values else np.nan
-    return mean, float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
-
-
-def sweep_grid(points: Sequence[SweepPoint]) -> Grid:
+def sweep_grid(points: pd.DataFrame) -> Grid:
     """One row for each π, one section for each OOD set."""
     sections = []
-    for ood, of_set in groupby(points, key=lambda point: point.ood):
-        sections.append([_sweep_row(ood, pi, list(own)) for pi, own in groupby(of_set, key=lambda point: point.pi)])
-    n_seeds = len({point.seed for point in points})
+    for ood, of_set in points.groupby("ood", sort=False):
+        section = []
+        for pi, own in of_set.groupby("pi"):
+            texts = [str(ood), f"{pi:g}", *(_range(list(own[name])) for name in ("n_wild", "n_candidates"))]
+            texts += [mean_text(100 * own[metric].mean(), 100 * own[metric].std(), NOTHING) for metric in SWEPT]
+            zeta, contaminated = own["zeta"].mean(), own["contamination"].mean()
+            texts += [NOTHING if math.isnan(zeta) else f"{zeta:.2f}", mean_text(100 * contaminated, unknown=NOTHING)]
+            section.append([Cell(text) for text in texts])
+        sections.append(section)
+    n_seeds = points["seed"].nunique()
     notes = [
         FPR95_CONVENTION,
         *([f"Mean ± std over {n_seeds} seeds."] if n_seeds > 1 else []),
         "Wild: the largest set with a share π of OOD, so its size changes with π. Found: candidates.",
         "Contam.: contamination, ID data among the candidates.",
-        *(["–: at π = 1 there is no wild ID data."] if any(point.err_in is None for point in points) else []),
-        *(["ζ: measured by salcli theory."] if any(point.zeta is None for point in points) else []),
+        *(["–: at π = 1 there is no wild ID data."] if points["err_in"].isna().any() else []),
+        *(["ζ: measured by salcli theory."] if points["zeta"].isna().any() else []),
     ]
     header = ["wild OOD", "π", "wild", "found", *SWEPT.values(), "ζ", "contam."]
     return Grid("SAL by the share π of OOD in the wild data, in %", header, sections, notes, n_left=1)
 
 
-def _sweep_row(ood: str, pi: float, points: list[SweepPoint]) -> list[Cell]:
-    texts = [ood, f"{pi:g}"]
-    texts += [_range([getattr(point, name) for point in points]) for name in ("n_wild", "n_candidates")]
-    for metric in SWEPT:
-        mean, std = (100 * value for value in over_seeds(points, metric))
-        texts.append("–" if math.isnan(mean) else f"{mean:.1f}" if math.isnan(std) else f"{mean:.1f} ± {std:.1f}")
-    zeta, _ = over_seeds(points, "zeta")
-    contaminated, _ = over_seeds(points, "contamination")
-    texts += [
-        "–" if math.isnan(zeta) else f"{zeta:.2f}",
-        "–" if math.isnan(contaminated) else f"{100 * contaminated:.1f}",
-    ]
-    return [Cell(text) for text in texts]
+def mean_text(mean: float, std: float = math.nan, unknown: str = UNKNOWN) -> str:
+    """A single seed has no std."""
+    return unknown if math.isnan(mean) else f"{mean:.1f}" if math.isnan(std) else f"{mean:.1f} ± {std:.1f}"

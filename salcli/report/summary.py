@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from salcli.params.reading import read_yaml
-from salcli.report.results import METRICS, Results, asked_for
+from salcli.report.results import ESTIMATED, Results, asked_for, method_means
 from salcli.store.files import Found, read_header, write_json, write_text
 from salcli.store.layout import METHODS_PLOT, ROC_PLOT, RUNS, SUMMARY, Workspace
 
-if TYPE_CHECKING:  # slow to load
-    import pandas as pd
-
-SHOWN, ESTIMATED = ("fpr95", "auroc", "id_accuracy"), ("fpr95", "auroc")
+SHOWN = ("fpr95", "auroc", "id_accuracy")
 
 
 def run(params_file: Path) -> None:
@@ -34,7 +31,7 @@ def run(params_file: Path) -> None:
         summaries[f"pi-{pi}"] = summary(part, detectors)
         suffix = f", π {pi}" if len(results.shares) > 1 else ""
         labels = {name: label + suffix for name, label in zip(part.runs["method"], part.runs["label"], strict=True)}
-        bars.append(_means(part.runs).dropna(subset="fpr95").rename(labels)[list(ESTIMATED)].reset_index())
+        bars.append(method_means(part.runs).dropna(subset="fpr95").rename(labels)[list(ESTIMATED)].reset_index())
         files = [results.files[key].with_name("roc.csv") for key in keys]
         curve = pd.concat(map(pd.read_csv, files)).groupby(["method", "fpr"], sort=False)["tpr"].mean()
         curves.append(curve.rename(labels, level="method").reset_index())
@@ -56,19 +53,13 @@ def summary(results: Results, detectors: Mapping[tuple[int, str], str]) -> dict[
     """
     runs = results.runs
     is_own = runs["method"] == [detectors[place] for place in zip(runs["seed"], runs["ood"], strict=True)]
-    own = _means(runs[is_own].assign(method="")).mean()
+    own = method_means(runs[is_own].assign(method="")).mean()
     found: dict[str, Any] = {"detector": ", ".join(dict.fromkeys(detectors.values())), **(own[list(SHOWN)] / 100)}
     estimates = [one["methods"].get(detectors[place.seed, place.ood]) for place, one in results.estimates.items()]
     if results.unknown_sets != results.ood_sets:
-        fpr95 = _means(runs)["fpr95"]
+        fpr95 = method_means(runs)["fpr95"]
         found |= {"best": fpr95.idxmin(), "best_fpr95": fpr95.min() / 100}
     elif estimates and all(estimates):
         found |= {f"estimated_{name}": np.mean([one[name][0] for one in estimates]) / 100 for name in ESTIMATED}
     numbers = {name: round(float(value), 6) for name, value in found.items() if not isinstance(value, str)}
     return {name: value for name, value in (found | numbers).items() if value == value}
-
-
-def _means(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of each method: over the OOD sets of a seed first, then over seeds, as in the average of the table."""
-    by_seed = runs.groupby(["method", "seed"], sort=False)[list(METRICS)].mean()
-    return by_seed.groupby("method", sort=False).mean().astype(float)

@@ -23,7 +23,7 @@ from salcli.params.schema import Params, load_params
 from salcli.pipeline.inputs import wild_samples
 from salcli.pipeline.review import reviewed
 from salcli.progress import Silent
-from salcli.report.charts import histogram_chart, roc_chart
+from salcli.report.figures import histogram_chart, roc_chart
 from salcli.report.findings import MethodScores
 from salcli.report.page import Report, collect, render
 from salcli.store.files import Found
@@ -154,14 +154,17 @@ def test_names_from_the_data_are_text_and_nothing_private_is_told(
     monkeypatch.setenv("HOME", str(tmp_path))
     name, scores = "".join(EVIL), np.random.default_rng(0).normal(1, 1, 50)
     one = MethodScores(name, name, scores, scores - 1, {"fpr95": 0.1, "auroc": None})
+    assert report.findings.evaluation
+    evaluation = replace(report.findings.evaluation, main=one)
     charts = [histogram_chart(one), roc_chart(one), replace(report.tau, title=name, summary=name, name=name)]
     assert all(re.fullmatch(r"[a-z0-9-]+", chart.slug) for chart in charts[:2])
     first = report.galleries.candidates
     assert first
     odd = [replace(first.pictures[0], file=evil, class_name=evil) for evil in (name, *EVIL)]
     changed = {
-        "title": name, "main_method": name, "facts": [*report.facts, (name, name)], "files": [(name, name, name)],
-        "findings": replace(report.findings, experiment=replace(EXPERIMENT, ood=name)), "training": charts,
+        "title": name, "facts": [*report.facts, (name, name)], "files": [(name, name, name)],
+        "findings": replace(report.findings, experiment=replace(EXPERIMENT, ood=name), evaluation=evaluation),
+        "training": charts,
         "galleries": replace(report.galleries, candidates=replace(first, pictures=[*odd, *first.pictures])),
         "params": f"weights: {tmp_path}/net.pt  # https://me:secret@example.org/x <script>",
     }  # fmt: skip

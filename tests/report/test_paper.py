@@ -14,7 +14,6 @@ from salcli.errors import MissingArtifactError, PaperError
 from salcli.params.presets import preset, presets, resolved
 from salcli.params.schema import Params, validated
 from salcli.report.paper import (
-    ComparedRow,
     Comparison,
     beside_the_paper,
     errors_beside_the_paper,
@@ -56,8 +55,9 @@ def results(
     return Results(pd.DataFrame(lines), {})
 
 
-def row(comparison: Comparison, test: str, method: str) -> ComparedRow:
-    [found] = [one for one in comparison.rows if (one.test, one.method) == (test, method)]
+def row(comparison: Comparison, test: str, method: str) -> pd.Series:
+    rows = comparison.rows
+    [[_, found]] = rows[(rows["ood"] == test) & (rows["method"] == method)].iterrows()
     return found
 
 
@@ -138,19 +138,19 @@ def test_no_match_says_which_presets_fit() -> None:
 def test_differences_are_those_of_pencil_and_paper(
     main_table: Comparison, test: str, method: str, metric: str, ours: float, paper: float, difference: float
 ) -> None:
-    cell = row(main_table, test, method).pairs[metric]
-    assert (cell.ours, cell.paper, cell.difference) == pytest.approx((ours, paper, difference), nan_ok=True)
+    found = [row(main_table, test, method)[f"{metric}_{what}"] for what in ("ours", "paper", "difference")]
+    assert found == pytest.approx([ours, paper, difference], nan_ok=True)
 
 
 def test_only_an_average_over_all_of_the_papers_sets_is_compared(main_table: Comparison) -> None:
-    assert math.isnan(row(main_table, "average", "SAL: held out").pairs["fpr95"].ours)
+    assert math.isnan(row(main_table, "average", "SAL: held out")["fpr95_ours"])
     runs = {(ood, seed, "sal"): (float(i + seed), 99.0, 70.0) for i, ood in enumerate(FIVE_SETS) for seed in (0, 1)}
     lacking = ("svhn", 2, "sal")  # a seed that lacks the other sets
     [comparison] = beside_the_paper(results({**runs, lacking: (90.0, 9.0, 7.0)}), params_of("main-cifar100"))
     average = row(comparison, "average", "SAL: held out")
-    cell = average.pairs["fpr95"]
-    assert (cell.ours, cell.paper, cell.difference) == pytest.approx((2.5, 1.88, 0.62))
-    assert (average.n_seeds, "not evaluated" in said(comparison)) == (2, False)
+    numbers = [average[f"fpr95_{what}"] for what in ("ours", "paper", "difference")]
+    assert numbers == pytest.approx([2.5, 1.88, 0.62])
+    assert (average["n_seeds"], "not evaluated" in said(comparison)) == (2, False)
 
 
 def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
@@ -161,7 +161,7 @@ def test_a_wild_set_tested_on_itself_is_not_taken_for_an_unseen_one() -> None:
     [comparison] = beside_the_paper(
         results({("tin-crop", 0, "sal"): (40.0, 90.0, 70.0)}, unseen="tin-resize"), params_of("unseen-tin")
     )
-    assert row(comparison, "tin-resize", "SAL: held out").pairs["fpr95"].difference == pytest.approx(-3.11)
+    assert row(comparison, "tin-resize", "SAL: held out")["fpr95_difference"] == pytest.approx(-3.11)
 
 
 # --- the formats
@@ -200,10 +200,10 @@ def test_no_number_of_ours_stands_beside_the_papers_without_its_protocol() -> No
     assert our_methods("MSP", params) == methods[3:]
     assert our_methods("SAL (c=2)", params_of("singular-vectors")) == ["sal-2"]
     runs = {("svhn", 0, name): (float(i), 99.0, 70.0) for i, name in enumerate(methods)}
-    [comparison] = [one for one in beside_the_paper(results(runs), params) if one.table == "main-cifar100"]
+    [comparison] = [one for one in beside_the_paper(results(runs), params) if "(main-cifar100)" in one.title]
     names = ["SAL: held out", "SAL: paper's text", "SAL: released code", "MSP", "MSP, all ID"]
-    assert [row(comparison, "svhn", name).pairs["fpr95"].ours for name in names] == [0, 1, 2, 3, 4]
-    assert not [one.method for one in comparison.rows if one.method == "SAL"]
+    assert [row(comparison, "svhn", name)["fpr95_ours"] for name in names] == [0, 1, 2, 3, 4]
+    assert "SAL" not in {*comparison.rows["method"]}
     assert "on our wild set (theirs: preset released)" in said(comparison)
 
 
@@ -220,9 +220,9 @@ def test_every_row_is_one_line_of_100_columns_and_names_its_protocol(name: str) 
     ]
     for comparison in beside_the_paper(Results(pd.concat(parts), {}), params):
         lines = shown(paper_grid(comparison).rich()).splitlines()
-        for one in comparison.rows:
-            assert any(f" {one.method}  " in line and re.search(r"\d\.\d\d|–", line) for line in lines), one.method
-            assert one.method.startswith("SAL (post-hoc)") or not one.method.startswith("SAL") or ": " in one.method
+        for method in comparison.rows["method"]:
+            assert any(f" {method}  " in line and re.search(r"\d\.\d\d|–", line) for line in lines), method
+            assert method.startswith("SAL (post-hoc)") or not method.startswith("SAL") or ": " in method
 
 
 def test_the_schedules_of_rivals_are_named() -> None:
@@ -255,12 +255,12 @@ def test_the_errors_of_the_filter_are_compared_by_pi(tmp_path: Path) -> None:
         )
     asked = {EvaluationKey(0, "textures", f"{pi:g}", "textures") for pi in params.data.pi}
     [comparison] = errors_beside_the_paper(tmp_path, asked, params)
-    assert [one.pi for one in comparison.rows[::3]] == [0.05, 0.1, 0.2, 0.5, 0.7, 0.9, 1]
-    found = {(one.pi, one.method): one.pairs for one in comparison.rows}
-    at_a_tenth, at_one = found[0.1, "SAL: released code"], found[1.0, "SAL: held out"]
-    differences = [at_a_tenth[metric].difference for metric in ("err_out", "err_in", "fpr95")]
+    assert list(comparison.rows["pi"][::3]) == [0.05, 0.1, 0.2, 0.5, 0.7, 0.9, 1]
+    found = comparison.rows.set_index(["pi", "method"])
+    at_a_tenth, at_one = found.loc[(0.1, "SAL: released code")], found.loc[(1.0, "SAL: held out")]
+    differences = [at_a_tenth[f"{metric}_difference"] for metric in ("err_out", "err_in", "fpr95")]
     assert differences == pytest.approx([20, 0.3, 0.27])
-    assert (at_one["err_in"].ours, at_one["err_in"].paper) == pytest.approx((math.nan, 4.8), nan_ok=True)
+    assert (at_one["err_in_ours"], at_one["err_in_paper"]) == pytest.approx((math.nan, 4.8), nan_ok=True)
     assert "0.1 SAL: held out 50.00 30.00 +20.00 4.00 3.70 +0.30 6.00 5.73 +0.27" in said(comparison)
 
 

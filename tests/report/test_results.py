@@ -29,7 +29,6 @@ from salcli.report.results import (
     METRICS,
     Results,
     groups_of,
-    over_seeds,
     results_frame,
     results_grids,
     results_view,
@@ -95,7 +94,7 @@ def test_means_and_deviations_are_those_of_numpy_and_the_best_average_comes_firs
             assert line[f"{metric}_mean"] == pytest.approx(np.mean(own[:, i]))
             assert line[f"{metric}_std"] == pytest.approx(np.std(own[:, i], ddof=1))
     fpr95 = values[..., list(METRICS).index("fpr95")].mean(axis=(0, 1))
-    assert [row.method for row in results.rows()] == [METHODS[i] for i in np.argsort(fpr95)] * (len(SETS) + 1)
+    assert list(results.rows()["method"]) == [METHODS[i] for i in np.argsort(fpr95)] * (len(SETS) + 1)
 
 
 def test_values_at_different_pi_are_never_averaged(tmp_path: Path, values: Values) -> None:
@@ -128,22 +127,22 @@ def test_variants_and_short_schedules_are_said_and_a_method_may_be_missing_in_a_
     assert "| SAL (paper) |" in text
     assert "far candidates 70–72, far candidates of SAL (paper) 9" in text
     assert "MSP (short schedule)" in text
-    (row,) = [row for row in Results.from_folder(folder).rows() if (row.ood, row.method) == ("far", "sal")]
-    assert row.n_seeds == 2
-    assert row.mean["auroc"] == pytest.approx(100 * values[0, 1:, 0, 1].mean())
+    row = Results.from_folder(folder).rows().set_index(["ood", "method"]).loc[("far", "sal")]
+    assert row["n_seeds"] == 2
+    assert row["auroc_mean"] == pytest.approx(100 * values[0, 1:, 0, 1].mean())
 
 
 def test_a_group_is_the_mean_of_its_sets_and_sections_can_be_sorted_by_a_column(tmp_path: Path, values: Values) -> None:
     data = {"ood": ["far"], "test_ood": ["near_one"], "groups": {"both": ["far", "near_one"]}}
     folder = write_runs(tmp_path, values)
     results = replace(Results.from_folder(folder, groups=groups_of({"data": data})), sort="auroc")
-    rows = [row for row in results.rows() if row.ood == "both"]
-    assert [row.ood for row in results.rows()] == [ood for ood in (*SETS, "both", "average") for _ in METHODS]
-    for row in rows:
-        truth = 100 * values[:, :, METHODS.index(row.method), 1].mean(axis=0)
-        assert (row.mean["auroc"], row.std["auroc"]) == pytest.approx((truth.mean(), truth.std(ddof=1)))
+    rows = results.rows()
+    assert list(rows["ood"]) == [ood for ood in (*SETS, "both", "average") for _ in METHODS]
+    for _, row in rows[rows["ood"] == "both"].iterrows():
+        truth = 100 * values[:, :, METHODS.index(row["method"]), 1].mean(axis=0)
+        assert (row["auroc_mean"], row["auroc_std"]) == pytest.approx((truth.mean(), truth.std(ddof=1)))
     for ood in (*SETS, "both"):
-        own = [row.mean["auroc"] for row in results.rows() if row.ood == ood]
+        own = list(rows["auroc_mean"][rows["ood"] == ood])
         assert own == sorted(own, reverse=True)
     text = shown(results_view(results))
     assert "both: over far, near_one); best in bold; each section sorted by AUROC." in " ".join(text.split())
@@ -174,13 +173,13 @@ def test_intervals_hold_the_truth_in_95_of_100_cases(tmp_path: Path) -> None:
     truth = {"fpr95": 1 - normal.cdf(2 + normal.inv_cdf(0.05)), "auroc": normal.cdf(2 / 2**0.5)}
     rows = replace(results, intervals=True).rows()
     for metric, value in truth.items():
-        ends = np.array([row.intervals[metric] for row in rows])
-        means = np.array([row.mean[metric] for row in rows])
-        assert ((ends[:, 0] <= means) & (means <= ends[:, 1])).all()
-        assert 0.91 <= np.mean((ends[:, 0] <= 100 * value) & (100 * value <= ends[:, 1])) <= 0.98
+        low, mean, high = (rows[f"{metric}_{what}"] for what in ("low", "mean", "high"))
+        assert ((low <= mean) & (mean <= high)).all()
+        assert 0.91 <= np.mean((low <= 100 * value) & (100 * value <= high)) <= 0.98
     far = Results.from_folder(write_scores(tmp_path / "separated", {"sal": 20.0}, n=100))
-    (row,) = replace(with_scores(far, Silent()), intervals=True).rows()
-    assert row.intervals == {"fpr95": (0, 3), "auroc": (97, 100)}, "nothing was missed, but 3 of 100 might be"
+    (row,) = replace(with_scores(far, Silent()), intervals=True).rows().to_dict("records")
+    ends = [row[f"{metric}_{end}"] for metric in ("fpr95", "auroc") for end in ("low", "high")]
+    assert ends == [0, 3, 97, 100], "nothing was missed, but 3 of 100 might be"
 
 
 def test_a_sentence_says_which_method_surely_beats_sal(tmp_path: Path) -> None:
@@ -205,8 +204,8 @@ def test_fpr95_with_ood_as_positive_comes_from_the_scores_and_is_named(tmp_path:
     other = with_scores(results, Silent(), "ood-positive")
     stored = read_arrays(Found(next(tmp_path.rglob("scores.h5"))), TEST_SCORES)
     truth = [100 * fpr_at_tpr(-stored[f"{name}/ood"], -stored[f"{name}/id"]) for name in ("sal", "knn")]
-    assert [row.mean["fpr95"] for row in other.rows()] == pytest.approx(truth)
-    assert [row.mean["auroc"] for row in other.rows()] == [row.mean["auroc"] for row in results.rows()]
+    assert list(other.rows()["fpr95_mean"]) == pytest.approx(truth)
+    assert list(other.rows()["auroc_mean"]) == list(results.rows()["auroc_mean"])
     (grid,) = results_grids(replace(other, intervals=True))
     assert FPR95_OOD_POSITIVE in grid.notes
     assert FPR95_CONVENTION not in grid.notes
@@ -249,7 +248,7 @@ def test_the_table_for_people_fits_100_columns_and_a_narrow_one_has_the_means_un
     text, narrow = shown(results_view(results)), shown(results_view(results, width=80), width=80)
     assert re.search(r"33\.3 ± 57\.7", text)
     assert " ".join(FPR95_CONVENTION.split()) in " ".join(text.split())
-    assert all(f"{value:.1f}" in narrow for row in results.rows() for value in row.mean.values())
+    assert all(f"{value:.1f}" in narrow for value in results.rows().filter(like="_mean").to_numpy().flat)
 
 
 def test_wild_data_as_they_come_have_an_accuracy_alone(tmp_path: Path) -> None:
@@ -273,7 +272,8 @@ def test_unseen_sets_are_named_with_the_wild_set_and_count_once(tmp_path: Path, 
         shutil.copy(path / "metrics.json", path / "unseen" / unseen)
     results = Results.from_folder(folder)
     assert results.ood_sets == ["far", "near_one", "near_one (wild far)"]
-    assert {row.n_seeds for row in results.rows() if row.ood == "far"} == {len(SEEDS)}
+    rows = results.rows()
+    assert {*rows["n_seeds"][rows["ood"] == "far"]} == {len(SEEDS)}
 
 
 def test_points_of_the_sweep_come_from_what_dvc_has_built(tmp_path: Path, values: Values) -> None:
@@ -284,18 +284,22 @@ def test_points_of_the_sweep_come_from_what_dvc_has_built(tmp_path: Path, values
     folder = write_runs(tmp_path, values, pi="0.1")
     write_json(folder / "3/far/pi-0.1/sal/theory.json", {"zeta": 1.5})
     points = sweep_points(folder)
-    assert [(point.ood, point.pi, point.seed) for point in points] == [
+    assert [*zip(points["ood"], points["pi"], points["seed"], strict=True)] == [
         (ood, pi, seed) for ood in SETS for pi in (0.1, 1) for seed in SEEDS
     ]
-    one = points[1]
-    assert (one.n_wild, one.n_candidates, one.err_in, one.err_out, one.zeta) == (1642, 71, 0.05, 0.4, 1.5)
-    assert (one.fpr95, one.auroc) == (values[0, 1, 0, 0], values[0, 1, 0, 1])
+    one = points.iloc[1]
+    assert (one["n_wild"], one["n_candidates"], one["err_in"], one["err_out"], one["zeta"]) == (
+        1642,
+        71,
+        0.05,
+        0.4,
+        1.5,
+    )
+    assert (one["fpr95"], one["auroc"]) == (values[0, 1, 0, 0], values[0, 1, 0, 1])
     text = shown(sweep_grid(points).rich())
     (low, high) = [line.split() for line in text.splitlines() if " 1,642 " in line][:2]
     assert low[:7] == ["far", "0.1", "1,642", "70–72", "5.0", "±", "0.0"]
     assert high[:4] == ["1", "1,642", "70–72", "–"]
-    three = [replace(one, err_in=0.2), replace(one, err_in=0.4), replace(one, err_in=None)]
-    assert over_seeds(three, "err_in") == pytest.approx((0.3, 0.1 * 2**0.5)), "over the seeds that have a value"
 
 
 ANY_SCORES = arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e6, 1e6) | st.floats(0, 1e-12) | st.just(0.0))
