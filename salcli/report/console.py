@@ -55,6 +55,10 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
+def first_few(names: Sequence[str], n: int) -> str:
+    return ", ".join(names[:n]) + (", …" if len(names) > n else "")
+
+
 @dataclass(frozen=True)
 class Cell:
     text: str

@@ -173,7 +173,7 @@ class _Views:
 
     def files(self, index: np.ndarray) -> list[str]:
         """The file or row id of each sample; empty where it has none."""
-        return [names[i] if names else "" for names, i in self._in_sets(index, read_file_names)]
+        return [names[i] if names else "" for names, i in self._stored(index, read_file_names)]
 
     @property
     def are_images(self) -> bool:
@@ -194,33 +194,35 @@ class _Views:
         """None where names are hidden because they would tell ID from OOD samples: columns would, too."""
         if not any(files):
             return [{} for _ in index]
-        found = self._in_sets(index, read_shown)
+        found = self._stored(index, read_shown)
         return [{name: cells[i] for name, cells in columns.items()} for columns, i in found]
 
     def thumbnails(self, index: np.ndarray, largest: int = LARGEST) -> list[tuple[Markup, int]]:
         """data: addresses that hold the images, and their sizes; empty for vectors."""
         if self.rows.arrays[0].dtype == np.uint8:
             return [_thumbnail(self.rows.read([int(i)])[0].numpy(), largest) for i in index]  # one in memory at a time
-        if not self.params.model.frozen:
-            return [(Markup(""), 0)] * len(index)
-        images: dict[int, np.ndarray] = {}
-        for number, artifact in enumerate(self.sets):
-            own = [(position, i) for position, (which, i) in enumerate(self._positions(index)) if which == number]
-            wanted = np.array([i for _, i in own], dtype=np.int64)
+        images: list[np.ndarray | None] = [None] * len(index)
+        located = self._located(index)
+        for artifact in self.sets if self.params.model.frozen else ():
+            own = [position for position, (one, _) in enumerate(located) if one == artifact]
+            wanted = np.array([located[position][1] for position in own], dtype=np.int64)
             found = original_images(self.workspace, self.params, artifact, wanted, largest)
-            images |= {position: image for (position, _), image in zip(own, found, strict=True) if image is not None}
-        return [_thumbnail(images[i], largest) if i in images else (Markup(""), 0) for i in range(len(index))]
+            for position, image in zip(own, found, strict=True):
+                images[position] = image
+        return [(Markup(""), 0) if image is None else _thumbnail(image, largest) for image in images]
 
-    def _positions(self, index: np.ndarray) -> list[tuple[int, int]]:
+    def _located(self, index: np.ndarray) -> list[tuple[Artifact, int]]:
         """The set of each sample, and its index there."""
         starts = np.cumsum([0, *(len(array) for array in self.rows.arrays)])
-        which = np.searchsorted(starts, self.rows.index[index], side="right") - 1
-        return [(int(k), int(i - starts[k])) for k, i in zip(which, self.rows.index[index], strict=True)]
+        rows = self.rows.index[index]
+        which = np.searchsorted(starts, rows, side="right") - 1
+        return [(self.sets[k], int(i)) for k, i in zip(which, rows - starts[which], strict=True)]
 
-    def _in_sets(self, index: np.ndarray, read: Callable[[Found], T]) -> list[tuple[T, int]]:
+    def _stored(self, index: np.ndarray, read: Callable[[Found], T]) -> list[tuple[T, int]]:
         """What `read` finds in the file of each sample's set, and the sample's index there."""
-        content = {which: read(self.workspace.find(self.sets[which])) for which, _ in self._positions(index)}
-        return [(content[which], i) for which, i in self._positions(index)]
+        located = self._located(index)
+        content = {artifact: read(self.workspace.find(artifact)) for artifact in {one for one, _ in located}}
+        return [(content[artifact], i) for artifact, i in located]
 
 
 def _thumbnail(image: np.ndarray, largest: int) -> tuple[Markup, int]:

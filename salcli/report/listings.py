@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
@@ -22,17 +23,16 @@ from salcli.data.catalogue import DataSet, data_set
 from salcli.errors import ProjectError, printable
 from salcli.params.presets import Preset, resolved, text
 from salcli.project.cost import estimated_gigabytes, estimated_images
-from salcli.report.console import Cell, Grid, plain_table, shortened
+from salcli.report.console import Cell, Grid, first_few, plain_table, shortened
 
 if TYPE_CHECKING:  # load torch
     from salcli.detector.detector import Scanned
     from salcli.methods.base import Method
     from salcli.pipeline.review import ReviewRow
-    from salcli.project.looking import Copies, CustomSet
+    from salcli.project.looking import CustomSet
     from salcli.project.planning import Plan
 
-SHOWN_FILES = 2
-SHOWN_CLASSES = 6
+SHOWN_CLASSES, SHOWN_FILES = 6, 2
 
 
 # --- the plan for custom data
@@ -50,15 +50,17 @@ def plan_table(plan: Plan) -> Table:
     for role, custom in zip(roles, data.sets, strict=True):
         table.add_row(role, Text(f"{custom.name}: {len(custom.source):,} {data.kind}"), Text(_sizes(custom)))
         if custom is data.id:
-            table.add_row("classes", Text(_classes(custom)), Text(_class_sizes(custom)))
-        if bad := custom.bad:
-            shown = ", ".join(f"{custom.shown(path)} ({reason})" for path, reason in bad[:SHOWN_FILES])
-            _add_left_out(table, "not read", len(bad), custom, shown + (", …" if len(bad) > SHOWN_FILES else ""))
+            names = [printable(name) for name in custom.source.class_names]
+            more = f" ({len(names)} in all)" if len(names) > SHOWN_CLASSES else ""
+            table.add_row("classes", Text(first_few(names, SHOWN_CLASSES) + more), Text(_class_sizes(custom)))
+        if bad := [f"{custom.shown(path)} ({reason})" for path, reason in custom.bad]:
+            _add_left_out(table, "not read", len(bad), custom, first_few(bad, SHOWN_FILES))
         if custom.n_other_files:
             why = "their suffix is not that of a known image format"
             _add_left_out(table, "no images", custom.n_other_files, custom, why)
     for copies in data.copies:
-        _add_left_out(table, "copies", len(copies.index), copies.of, _copies(copies))
+        where = "elsewhere in it" if copies.other == copies.of.name else f"in {copies.other} too"
+        _add_left_out(table, "copies", len(copies.index), copies.of, f"{where}: {first_few(copies.names, SHOWN_FILES)}")
     if not data.copies:
         same = "no two vectors are equal" if data.is_vectors else "no file of one set has the bytes of another's"
         table.add_row("copies", "none", same)
@@ -83,12 +85,6 @@ def _sizes(custom: CustomSet) -> str:
     return f"{sizes} pixels, {'gray' if seen.is_gray else 'color'}{sample}"
 
 
-def _classes(custom: CustomSet) -> str:
-    names = [printable(name) for name in custom.source.class_names]
-    more = f", … ({len(names)} in all)" if len(names) > SHOWN_CLASSES else ""
-    return ", ".join(names[:SHOWN_CLASSES]) + more
-
-
 def _class_sizes(custom: CustomSet) -> str:
     counts = Counter(np.asarray(custom.source.labels).tolist())
     low, high = min(counts, key=lambda k: counts[k]), max(counts, key=lambda k: counts[k])
@@ -96,12 +92,6 @@ def _class_sizes(custom: CustomSet) -> str:
         return f"{counts[low]:,} {custom.source.kind} each"
     names = custom.source.class_names
     return f"from {counts[low]:,} ({printable(names[low])}) to {counts[high]:,} ({printable(names[high])})"
-
-
-def _copies(copies: Copies) -> str:
-    where = "elsewhere in it" if copies.other == copies.of.name else f"in {copies.other} too"
-    names = ", ".join(copies.names[:SHOWN_FILES])
-    return f"{where}: {names}{', …' if len(copies.index) > SHOWN_FILES else ''}"
 
 
 # --- presets
@@ -243,8 +233,8 @@ SHORTEST_PATH = 16
 class LowestScores:
     """The least ID-like images or vectors, for people. Keeps no more than it will show."""
 
-    def __init__(self, shown: int = SHOWN_IMAGES) -> None:
-        self._shown, self._lowest, self._n, self._names = shown, list[tuple[Any, ...]](), 0, "path"
+    def __init__(self) -> None:
+        self._lowest, self._n, self._names = list[tuple[Any, ...]](), 0, "path"
 
     def write(self, part: Scanned) -> None:
         from salcli.detector.predict import rows
@@ -252,7 +242,9 @@ class LowestScores:
         self._names = part.predictions.name_column
         good = [row for row in rows(part) if row[-1] is None]
         self._n += len(good)
-        self._lowest = nsmallest(self._shown, [*self._lowest, *good], key=_score)
+        self._lowest = nsmallest(
+            SHOWN_IMAGES, [*self._lowest, *good], key=lambda row: -math.inf if row[3] is None else row[3]
+        )
 
     def table(self, width: int) -> Table:
         """No wider than `width`: of a long path the end is shown."""
@@ -269,11 +261,6 @@ class LowestScores:
                 _number(p_value, ".4f"),
             )
         return table
-
-
-def _score(row: tuple[Any, ...]) -> float:
-    score = row[3]
-    return float("-inf") if score is None else float(score)
 
 
 def _number(value: float | None, style: str) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from salcli.errors import SalError, printable
-from salcli.report.console import plain_table
+from salcli.report.console import first_few, plain_table
 from salcli.report.paper import CALIBRATIONS, paper_err_in_of_toy, paper_zeta
 from salcli.report.results import pi_text
 from salcli.store.layout import SAL, UNKNOWN, Experiment
@@ -64,11 +64,12 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 def _experiment_columns(
-    experiments: Iterable[Experiment], *, with_pi: bool = True, with_wild: bool = True
+    experiments: Iterable[Experiment], *, with_pi: bool = True
 ) -> tuple[list[str], Callable[[Experiment], list[str]]]:
-    """Columns that tell experiments apart: π and the variant only where they vary."""
+    """Columns that tell experiments apart: the wild data where there are any, π and the variant where they vary."""
     experiments = list(experiments)
-    columns: dict[str, Callable[[Experiment], str]] = {"wild OOD": lambda one: one.ood} if with_wild else {}
+    has_wild = any(one.ood for one in experiments)
+    columns: dict[str, Callable[[Experiment], str]] = {"wild OOD": lambda one: one.ood} if has_wild else {}
     if with_pi and len({one.pi for one in experiments}) > 1:
         columns["π"] = lambda one: pi_text(one.pi)
     if any(one.variant != SAL for one in experiments):
@@ -126,8 +127,7 @@ def class_notes(done: Sequence[TrainedClassifier]) -> Iterator[tuple[str, str]]:
 
 
 def _order(names: tuple[str, ...]) -> str:
-    more = ", …" if len(names) > SHOWN_CLASSES else ""
-    return ", ".join(f"{k} {printable(name)}" for k, name in enumerate(names[:SHOWN_CLASSES])) + more
+    return first_few([f"{k} {printable(name)}" for k, name in enumerate(names)], SHOWN_CLASSES)
 
 
 def extracted_table(done: Sequence[Extracted]) -> Table:
@@ -144,7 +144,7 @@ def extracted_table(done: Sequence[Extracted]) -> Table:
 def trained_table(done: Sequence[TrainedNetwork]) -> Table:
     """Networks of train-ood or train-encoder, with the last epoch of each phase of their training."""
     with_wild = any(result.experiment.ood for result in done)
-    columns, which = _experiment_columns((result.experiment for result in done), with_wild=with_wild)
+    columns, which = _experiment_columns(result.experiment for result in done)
     outliers = ["as outliers"] if with_wild else []
     note = "As outliers: candidates of the filter for SAL, all wild samples for its rivals."
     table = plain_table(
