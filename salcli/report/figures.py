@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -322,9 +321,9 @@ def write_sweep_figure(points: pd.DataFrame, paper: Sequence[PaperCurve], settin
         figure = Figure(figsize=(13, 4.6), layout="constrained")
         panels = figure.subplots(1, 3)
         for axes, (metric, title) in zip(panels, PANELS.items(), strict=True):
-            _paper_points(axes, [curve for curve in paper if curve.metric == metric], looks)
             for ood, own in points.groupby("ood", sort=False):
                 _our_points(axes, f"ours: {ood}", 100 * own.groupby("pi")[metric].agg(["mean", "std"]), looks[ood])
+            _paper_points(axes, [curve for curve in paper if curve.metric == metric], looks)
             undefined = points[metric].isna().any()
             axes.set(title=title, xlabel="π (at 1 there is no wild ID data)" if undefined else "π", ylabel="%")
             axes.set_xlim(0, 1.03)
@@ -332,10 +331,7 @@ def write_sweep_figure(points: pd.DataFrame, paper: Sequence[PaperCurve], settin
         handles = {
             name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        order = {ood: i for i, ood in enumerate(looks)}
-        curves = sorted(paper, key=lambda curve: order.get(curve.ood or "", math.inf))
-        names = list(dict.fromkeys([*(f"ours: {ood}" for ood in looks), *(curve.name for curve in curves)]))
-        figure.legend([handles[name] for name in names], names, loc="outside lower center", ncol=min(len(names), 4))
+        figure.legend([*handles.values()], [*handles], loc="outside lower center", ncol=min(len(handles), 4))
         n_seeds = points["seed"].nunique()
         spread = f"; mean and std over {n_seeds} seeds" if n_seeds > 1 else ""
         title = f"SAL by the share π of OOD in the wild data; ours: {setting}{spread}"

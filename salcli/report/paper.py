@@ -331,7 +331,7 @@ def _line(
     """Our runs of one method on one set, and the paper's numbers."""
     line = {
         "table": setting.table,
-        "pi": setting.pi,
+        "pi": math.nan if setting.pi is None else setting.pi,
         "ood": test,
         "method": name,
         "n_seeds": len(ours),
