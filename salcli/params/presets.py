@@ -1,5 +1,6 @@
 """The paper's experiments: presets.yaml holds how each differs from the default params.yaml."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -138,20 +139,8 @@ def _flat(overrides: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str
         if isinstance(value, dict) and isinstance(section, dict) and section:
             flat |= _flat(value, section, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = _plain(value)
+            flat[prefix + key] = json.loads(json.dumps(value))  # built-in types instead of ruamel's
     return flat
-
-
-def _plain(value: Any) -> Any:
-    """Built-in types instead of ruamel's, which remember how they were written."""
-    if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
 
 
 def _comments(overrides: CommentedMap, prefix: str = "") -> dict[str, str]:

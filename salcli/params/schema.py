@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -69,14 +70,19 @@ from salcli.store.layout import UNKNOWN, Experiment
 T = TypeVar("T")
 RECYCLE = "recycle"
 VARIANT_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
-NOT_VARIANTS = {
-    "representation",
-    "networks",
-    "evaluation",
-    "average",
-}  # folders beside those of the variants, a table row
+# folders beside those of the variants, and a table row
+NOT_VARIANTS = {"representation", "networks", "evaluation", "average"}
 
 # -- checks of single values
+
+
+@contextmanager
+def _collected(prefix: str = "") -> Iterator[None]:
+    """pydantic collects what is wrong from ValueErrors only."""
+    try:
+        yield
+    except SalError as error:
+        raise ValueError(f"{prefix}{error}") from None
 
 
 def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
@@ -86,10 +92,14 @@ def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
     return items
 
 
-def _some_each_once(items: tuple[T, ...]) -> tuple[T, ...]:
+def _not_empty(items: tuple[T, ...]) -> tuple[T, ...]:
     if not items:
         raise ValueError("must name at least one item, got []")
-    return _each_once(items)
+    return items
+
+
+Distinct = Annotated[tuple[T, ...], Field(strict=False), AfterValidator(_each_once)]
+SomeDistinct = Annotated[Distinct[T], AfterValidator(_not_empty)]
 
 
 def _custom_sets(paths: dict[str, Any]) -> dict[str, Any]:
@@ -102,18 +112,17 @@ def _custom_sets(paths: dict[str, Any]) -> dict[str, Any]:
     return paths
 
 
-def _labeled_set(name: str, info: ValidationInfo) -> str:
-    sets = [*labeled_sets(), *info.data.get("custom", ())]
-    if name not in sets:
-        raise ValueError(str(unknown_name("ID set", name, sets)))
-    return name
+def _set_of(kind: str, known: Iterable[str]) -> AfterValidator:
+    """The name of a known or custom set."""
 
+    @_collected()
+    def check(name: str, info: ValidationInfo) -> str:
+        sets = [*known, *info.data.get("custom", ())]
+        if name not in sets:
+            raise unknown_name(kind, name, sets)
+        return name
 
-def _ood_set(name: str, info: ValidationInfo) -> str:
-    sets = [*DATA_SETS, *info.data.get("custom", ())]
-    if name not in sets:
-        raise ValueError(str(unknown_name("OOD set", name, sets)))
-    return name
+    return AfterValidator(check)
 
 
 def _not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
@@ -122,19 +131,14 @@ def _not_the_id_set(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, 
     return names
 
 
+@_collected()
 def _groups(groups: dict[str, tuple[str, ...]], info: ValidationInfo) -> dict[str, tuple[str, ...]]:
-    try:
-        check_groups(groups, {*info.data.get("ood", ()), *info.data.get("test_ood", ())})
-    except SalError as error:
-        raise ValueError(str(error)) from None
+    check_groups(groups, {*info.data.get("ood", ()), *info.data.get("test_ood", ())})
     return groups
 
 
-def _calibration_set(name: str | None, info: ValidationInfo) -> str | None:
-    custom = info.data.get("custom", ())
-    if name is not None and name not in custom:
-        raise ValueError(str(unknown_name("set of data.custom", name, custom)))
-    if name is not None and name in (info.data.get("id"), *info.data.get("ood", ()), *info.data.get("test_ood", ())):
+def _used_once(name: str, info: ValidationInfo) -> str:
+    if name in (info.data.get("id"), *info.data.get("ood", ()), *info.data.get("test_ood", ())):
         raise ValueError(f"must be a set of its own, but {name} is ID, wild or test data, too")
     return name
 
@@ -154,7 +158,7 @@ def _shares(value: object) -> tuple[float | str, ...]:
             raise ValueError(f"write {one:g} instead of {one}")
     if UNKNOWN in value and len(value) > 1:
         raise ValueError("must be either shares or [unknown]")
-    return _some_each_once(tuple(value))
+    return _each_once(_not_empty(tuple(value)))
 
 
 def _test_share(value: object) -> object:
@@ -163,47 +167,34 @@ def _test_share(value: object) -> object:
     raise ValueError(f"must be official, or a share between 0 and 1, got {value!r}")
 
 
+@_collected()
 def _device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", name):  # torch knows no larger numbers
-        raise ValueError(str(unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])))
+        raise unknown_name("device", name, ["auto", "cpu", "cuda", "cuda:0", "mps"])
     return name
 
 
-def _backbone(name: str) -> str:
-    try:
-        return check_backbone_name(name)
-    except SalError as error:
-        raise ValueError(str(error)) from None
+def _channel_values(value: object, info: ValidationInfo) -> object:
+    if value == AUTO:
+        return value
+    numbers, positive = value if isinstance(value, list | tuple) else (), info.field_name == "std"
+    if not numbers or not all(_is_number(one) and (one > 0 or not positive) for one in numbers):
+        kind = "positive number" if positive else "number"
+        raise ValueError(f"must be auto, or a list with one {kind} for each channel, got {value!r}")
+    return tuple(float(one) for one in numbers)
 
 
-def _channel_values(*, positive: bool) -> PlainValidator:
-    def check(value: object) -> object:
-        if value == AUTO:
-            return value
-        numbers = value if isinstance(value, list | tuple) else ()
-        if not numbers or not all(_is_number(one) and (one > 0 or not positive) for one in numbers):
-            kind = "positive number" if positive else "number"
-            raise ValueError(f"must be auto, or a list with one {kind} for each channel, got {value!r}")
-        return tuple(float(one) for one in numbers)
+def _trained_methods(kind: type[Method]) -> Any:
+    """A list of methods of a kind, each once."""
 
-    return PlainValidator(check)
-
-
-def _found(name: str, kind: type[Method] = Method) -> type[Method]:
-    try:
-        return find_method(name, kind)
-    except SalError as error:
-        raise ValueError(str(error)) from None
-
-
-def _method_of(kind: type[Method]) -> AfterValidator:
+    @_collected()
     def check(name: str) -> str:
         if is_custom_method(name) and "." in name:  # DVC takes methods.NAME for a path of keys
             raise ValueError(f"{name}: a method that is trained must be in a module without dots, such as my_code:Mine")
-        _found(name, kind)
+        find_method(name, kind)
         return name
 
-    return AfterValidator(check)
+    return Distinct[Annotated[str, AfterValidator(check)]]
 
 
 def separators() -> list[str]:
@@ -213,36 +204,21 @@ def separators() -> list[str]:
     return [TAU, *post_hoc, LEARNED, *built_in(InputScore)]
 
 
-class _ScoreError(ValueError):
-    """What is wrong with filter.score, which is checked with its section: only here all scores are known."""
-
-
-def _filter_score(section: FilterParams) -> FilterParams:
-    try:
-        _check_score(section.score)
-    except ValueError as error:
-        raise _ScoreError(str(error)) from None
-    return section
-
-
-def _check_score(score: str) -> None:
+@_collected()
+def _score(score: str) -> str:
     if is_custom_method(score):
-        found = _found(score)
+        found = find_method(score)
         needs_more = getattr(found, "needs_wild", False) or getattr(found, "needs_calibration", False)
         if not issubclass(found, PostHoc | InputScore) or needs_more:
             raise ValueError(
                 f"{score} cannot separate the wild data; a PostHoc score without needs_wild and needs_calibration can"
             )
     elif score not in (*separators(), AUTO):
-        raise ValueError(str(unknown_name("score", score, [*separators(), AUTO])))
+        raise unknown_name("score", score, [*separators(), AUTO])
+    return score
 
 
-def _names(kind: type[Method]) -> Any:
-    """A list of methods, each once."""
-    return Annotated[tuple[Annotated[str, _method_of(kind)], ...], Field(strict=False), AfterValidator(_each_once)]
-
-
-OodSets = Annotated[tuple[Annotated[str, AfterValidator(_ood_set)], ...], Field(strict=False)]
+OodSet = Annotated[str, _set_of("OOD set", DATA_SETS)]
 Path_ = Annotated[str, Field(min_length=1)]
 Paths = Path_ | Annotated[tuple[Path_, ...], Field(strict=False, min_length=1)]
 
@@ -272,7 +248,7 @@ class ColumnsParams(Section):
     vector: Path_ | Annotated[tuple[Path_, ...], Field(strict=False)] | None  # one column of lists, or numeric columns
     label: Path_ | None
     id: Path_ | None
-    show: Annotated[tuple[Path_, ...], Field(strict=False), AfterValidator(_each_once)]  # in the report
+    show: Distinct[Path_]  # in the report
 
     @property
     def named(self) -> Columns:
@@ -285,14 +261,11 @@ class DataParams(Section):
     root: Path_
     custom: Annotated[dict[str, Paths], AfterValidator(_custom_sets)]
     columns: ColumnsParams
-    id: Annotated[str, AfterValidator(_labeled_set)]
-    ood: Annotated[OodSets, AfterValidator(_some_each_once), AfterValidator(_not_the_id_set)]
-    test_ood: Annotated[OodSets, AfterValidator(_each_once), AfterValidator(_not_the_id_set)]
-    groups: Annotated[
-        dict[str, Annotated[tuple[str, ...], Field(strict=False, min_length=1), AfterValidator(_each_once)]],
-        AfterValidator(_groups),
-    ]
-    calibration: Annotated[str | None, AfterValidator(_calibration_set)]
+    id: Annotated[str, _set_of("ID set", labeled_sets())]
+    ood: Annotated[SomeDistinct[OodSet], AfterValidator(_not_the_id_set)]
+    test_ood: Annotated[Distinct[OodSet], AfterValidator(_not_the_id_set)]
+    groups: Annotated[dict[str, SomeDistinct[str]], AfterValidator(_groups)]
+    calibration: Annotated[str, _set_of("set of data.custom", ()), AfterValidator(_used_once)] | None
     # null: vectors, or what a frozen backbone was trained with
     image_size: Annotated[int, Field(ge=1, le=LARGEST_SIDE, strict=True)] | None
     channels: Literal[1, 3] | None
@@ -327,14 +300,14 @@ class ModelParams(Section):
     ID training data.
     """
 
-    backbone: Annotated[str, AfterValidator(_backbone)]
+    backbone: Annotated[str, AfterValidator(_collected()(check_backbone_name))]
     weights: Path_ | None  # a state dict, or `pretrained`: those that torchvision or timm publish
     frozen: bool  # embed every set once, and train linear heads on the vectors
     head: Path_ | None
     code: Path_
     drop_rate: Annotated[float, Field(ge=0, lt=1)]
-    mean: Annotated[tuple[float, ...] | Literal["auto"], _channel_values(positive=False)]
-    std: Annotated[tuple[float, ...] | Literal["auto"], _channel_values(positive=True)]
+    mean: Annotated[tuple[float, ...] | Literal["auto"], PlainValidator(_channel_values)]
+    std: Annotated[tuple[float, ...] | Literal["auto"], PlainValidator(_channel_values)]
 
     @model_validator(mode="after")
     def _options_fit_backbone(self) -> Self:
@@ -354,6 +327,11 @@ class ModelParams(Section):
         """The backbone that is trained: on the vectors of a frozen one, only linear heads are."""
         return LINEAR if self.frozen else self.backbone
 
+    @property
+    def brings_weights(self) -> bool:
+        """A custom network may come with its weights."""
+        return self.weights is not None or import_path(self.backbone) is not None
+
 
 class NumericsParams(Section):
     """Precision and kernels."""
@@ -372,19 +350,20 @@ class TrainIdParams(TrainParams):
 
 
 def _trained_somehow(train_id: TrainIdParams, info: ValidationInfo) -> TrainIdParams:
-    """A custom network may come with its weights."""
     model: ModelParams | None = info.data.get("model")
     if model is None:
         return train_id
     if train_id.solver == LBFGS and model.trained != LINEAR:
         raise ValueError(f"solver lbfgs fits linear heads, on vectors; for {model.backbone} use sgd, or freeze it")
-    if train_id.solver == SGD and train_id.epochs == 0 and (model.frozen or not _brings_weights(model)):
+    if train_id.solver == SGD and train_id.epochs == 0 and (model.frozen or not model.brings_weights):
         raise ValueError("epochs is 0, so model.weights must name a file; or train for at least one epoch")
     return train_id
 
 
-def _brings_weights(model: ModelParams) -> bool:
-    return model.weights is not None or import_path(model.backbone) is not None
+class CheckedFilterParams(FilterParams):
+    """With a score that there is: only here all scores are known."""
+
+    score: Annotated[str, AfterValidator(_score)]
 
 
 class ExtractGradsParams(Section):
@@ -396,7 +375,7 @@ class ExtractGradsParams(Section):
 class EvaluateParams(Section):
     """Which methods are compared."""
 
-    methods: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_some_each_once)]
+    methods: SomeDistinct[str]
     batch_size: Count
 
 
@@ -407,18 +386,10 @@ class DetectorParams(Section):
     float16: bool
 
 
-class _CustomParamsError(ValueError):
-    """What is wrong with the hyper-parameters of a custom method."""
-
-    def __init__(self, name: str, error: ValidationError) -> None:
-        super().__init__(name)
-        self.name, self.error = name, error
-
-
 class _MethodsBase(Section):
     """Hyper-parameters by method. Those of custom methods, MODULE:NAME, are kept apart."""
 
-    custom: dict[str, Any] = Field(default_factory=dict, alias="MODULE:NAME")
+    custom: dict[str, Any] = Field(alias="MODULE:NAME")
 
     @model_validator(mode="before")
     @classmethod
@@ -426,20 +397,17 @@ class _MethodsBase(Section):
         if not isinstance(raw, dict):
             return raw
         custom = {name: value for name, value in raw.items() if is_custom_method(str(name))}
-        return {
-            **{name: value for name, value in raw.items() if name not in custom},
-            **({"MODULE:NAME": custom} if custom else {}),
-        }
+        return {name: value for name, value in raw.items() if name not in custom} | {"MODULE:NAME": custom}
 
     @model_validator(mode="after")
+    @_collected()
     def _validate_custom(self) -> Self:
-        for name, raw in self.custom.items():
-            try:
-                self.custom[name] = find_method(name).Params.model_validate(raw or {})
-            except ValidationError as error:
-                raise _CustomParamsError(name, error) from None
-            except SalError as error:
-                raise ValueError(str(error)) from None
+        sections: dict[str, Any] = {
+            f"custom_{i}": (find_method(name).Params, Field(alias=name)) for i, name in enumerate(self.custom)
+        }
+        given = {name: values or {} for name, values in self.custom.items()}
+        own = create_model("CustomParams", **sections).model_validate(given)  # its errors name the method and the key
+        self.custom.update(zip(self.custom, dict(own).values(), strict=True))
         return self
 
     def of(self, name: str) -> Any:
@@ -467,15 +435,11 @@ else:
 class Params(Section):
     """All of params.yaml."""
 
-    seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0, lt=2**32, strict=True)], ...],
-        Field(strict=False),
-        AfterValidator(_some_each_once),
-    ]
-    variants: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_some_each_once)]
+    seeds: SomeDistinct[Annotated[int, Field(ge=0, lt=2**32, strict=True)]]
+    variants: SomeDistinct[str]
     variant: dict[str, dict[str, dict[str, Any]]]
-    rivals: _names(WildTrained)  # type: ignore[valid-type]
-    encoders: _names(IdTrained)  # type: ignore[valid-type]
+    rivals: _trained_methods(WildTrained)  # type: ignore[valid-type]
+    encoders: _trained_methods(IdTrained)  # type: ignore[valid-type]
     device: Annotated[str, AfterValidator(_device)]
     launcher: Path_
     timeout: Count  # seconds
@@ -484,7 +448,7 @@ class Params(Section):
     model: ModelParams
     train_id: Annotated[TrainIdParams, AfterValidator(_trained_somehow)]
     extract_grads: ExtractGradsParams
-    filter: Annotated[FilterParams, AfterValidator(_filter_score)]
+    filter: CheckedFilterParams
     train_ood: TrainOodParams
     methods: MethodsParams
     evaluate: EvaluateParams
@@ -545,7 +509,7 @@ class Params(Section):
         data, model = self.data, self.model
         if model.frozen and takes_vectors(model.backbone):
             raise ValueError(f"model.frozen is for networks that take images; {model.backbone} takes vectors")
-        if model.frozen and not _brings_weights(model):
+        if model.frozen and not model.brings_weights:
             raise ValueError(
                 f"model.frozen needs trained weights: set model.weights to a file, or to pretrained for torchvision: "
                 f"and timm: networks, got {model.backbone} without"
@@ -603,24 +567,23 @@ class Params(Section):
         if name in (*self.variants, *self.rivals, *self.encoders):
             return
         known = [*self.variants, *built_in(), *also]
-        if name not in known and not is_custom_method(name):
-            raise ValueError(f"{where}: {unknown_name('method', name, known)}")
-        try:
+        with _collected(f"{where}: "):
+            if name not in known and not is_custom_method(name):
+                raise unknown_name("method", name, known)
             found = find_method(name)
-        except SalError as error:
-            raise ValueError(f"{where}: {error}") from None
         for key, kind in (("rivals", WildTrained), ("encoders", IdTrained)):
             if issubclass(found, kind):
                 raise ValueError(f"{where} names {name}, which has to be trained; name it in {key}, too")
 
     @model_validator(mode="after")
+    @_collected()
     def _custom_methods_have_params(self) -> Self:
         """DVC needs the key of a method that is trained, also where it has nothing to set."""
         trained = [*self.rivals, *self.encoders]
         for name in dict.fromkeys([*trained, *self.evaluate.methods, self.filter.score, self.detector.method]):
             if not is_custom_method(name) or name in self.methods.custom:
                 continue
-            needed = [key for key, value in _found(name).Params.model_fields.items() if value.is_required()]
+            needed = [key for key, value in find_method(name).Params.model_fields.items() if value.is_required()]
             if needed or name in trained:
                 keys = ", ".join(f"{key}: …" for key in needed)
                 raise ValueError(f"methods has no entry for {name}; add {name}: {{{keys}}}")
@@ -630,19 +593,12 @@ class Params(Section):
         """The params of one variant of SAL: with its overrides of filter and train_ood."""
         if name not in self.variant:
             raise unknown_name("variant", name, self.variant)
-        changed, wrong = {}, []
-        for section, overrides in self.variant[name].items():
-            before: Section = getattr(self, section)
-            try:
-                after = type(before).model_validate({**before.model_dump(), **overrides})
-                changed[section] = _filter_score(after) if isinstance(after, FilterParams) else after
-            except ValidationError as error:
-                wrong.append(error_lines(error, type(before), prefix=f"variant.{name}.{section}."))
-            except ValueError as error:
-                wrong.append(f"  variant.{name}.{section}.score  {error}")
-        if wrong:
-            raise ParamsError("\n".join(["params.yaml is not valid", *wrong]))
-        return self.model_copy(update=changed)
+        return self.model_copy(update={section: self.overridden(name, section) for section in self.variant[name]})
+
+    def overridden(self, variant: str, section: str) -> Section:
+        """A section with the overrides of a variant."""
+        before: Section = getattr(self, section)
+        return type(before).model_validate({**before.model_dump(), **self.variant[variant][section]})
 
     @property
     def incumbent(self) -> str:
@@ -697,11 +653,12 @@ def validated(raw: Mapping[str, Any], name: str, folder: Path = Path()) -> Param
     except ValidationError as error:
         raise ParamsError(f"{name} is not valid\n{error_lines(error, Params)}") from None
     wrong = []
-    for variant in params.variant:
-        try:
-            params.for_variant(variant)
-        except ParamsError as error:
-            wrong += str(error).splitlines()[1:]
+    for variant, overrides in params.variant.items():
+        for section in overrides:
+            try:
+                params.overridden(variant, section)
+            except ValidationError as error:
+                wrong.append(error_lines(error, type(getattr(params, section)), f"variant.{variant}.{section}."))
     if wrong:
         raise ParamsError("\n".join([f"{name} is not valid", *wrong]))
     return params
@@ -712,21 +669,10 @@ def validated(raw: Mapping[str, Any], name: str, folder: Path = Path()) -> Param
 
 def error_lines(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """One line for each mistake; `model` knows the valid keys."""
-    lines = [(f"{prefix}{key}".rstrip("."), message) for key, message in _explained(error, model)]
+    explained = [_explain(detail, model) for detail in error.errors()]
+    lines = [(f"{prefix}{key}".rstrip("."), message) for key, message in explained]
     width = max(len(key) for key, _ in lines)
     return "\n".join(f"  {key:<{width}}  {message}" for key, message in lines)
-
-
-def _explained(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
-    lines = []
-    for detail in error.errors():
-        cause = detail.get("ctx", {}).get("error")
-        if isinstance(cause, _CustomParamsError):
-            own = _explained(cause.error, find_method(cause.name).Params)
-            lines += [(f"methods.{cause.name}.{key}", message) for key, message in own]
-        else:
-            lines.append(_explain(detail, model))
-    return lines
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
@@ -746,8 +692,6 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
             message = str(detail["ctx"]["error"])
             if model is Params and not key:  # a check of the whole file: its message starts with the key
                 key, _, message = message.partition(" ")
-            if isinstance(detail["ctx"]["error"], _ScoreError):
-                key += ".score"
             return key.removesuffix(":"), message
         case "model_type" | "model_attributes_type":
             return key, f"must be a section of keys and values, got {value!r}"
@@ -767,11 +711,12 @@ def _nearest_key(where: list[str], model: type[BaseModel]) -> str:
     """In the same section, else anywhere: people forget the section."""
     section: Any = model
     for part in where[:-1]:
-        section = section.model_fields[part.replace("-", "_")].annotation
+        custom = find_method(part).Params if is_custom_method(part) else None
+        section = custom or section.model_fields[part.replace("-", "_")].annotation
     return did_you_mean(where[-1], _keys(section)) or did_you_mean(".".join(where), _dotted_keys(model))
 
 
-def _keys(section: type[BaseModel]) -> Iterable[str]:
+def _keys(section: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
