@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from salcli.data.samples import Samples
 from salcli.data.splits import IdSplit
 from salcli.models.network import Classifier, NetworkSpec
 from salcli.params.presets import preset
@@ -17,6 +16,7 @@ from salcli.pipeline import prepare
 from salcli.project.init import create
 from salcli.sal.gradients import Representation
 from salcli.store.formats import (
+    Description,
     WildSet,
     write_id_split,
     write_network,
@@ -66,14 +66,15 @@ def image_project(folder: Path, n_wild: int, backbone: str, device: str = "cpu")
     # nine tenths of the wild data are ID data, and the wild part is half of the ID data that are not for the test
     n_id = 2 * round(0.9 * n_wild)
     n_test = n_id // 5
-    id_set = Samples(
-        array=_noise(rng, n_id + n_test),
+    array = _noise(rng, n_id + n_test)
+    id_set = Description(
+        ID,
         labels=rng.integers(0, N_CLASSES, n_id + n_test),
         class_names=tuple(f"class {k}" for k in range(N_CLASSES)),
         is_test=np.arange(n_id + n_test) >= n_id,
     )
-    write_samples(workspace.target(prepared_set(ID)), id_set, ID)
-    write_samples(workspace.target(prepared_set(OOD)), Samples(_noise(rng, n_wild)), OOD)
+    write_samples(workspace.target(prepared_set(ID)), array, id_set)
+    write_samples(workspace.target(prepared_set(OOD)), _noise(rng, n_wild), Description(OOD))
     prepare.prepare_split(workspace, params.data, experiment)
     prepare.prepare_wild(workspace, params.data, experiment)
     _write_classifier(setup, backbone)
@@ -103,15 +104,16 @@ def vector_project(folder: Path, n_wild: int, dimensions: int, post_hoc: tuple[s
     n_id = 2 * round(0.9 * n_wild)
     n_test = n_id // 5
     labels = rng.integers(0, N_CLASSES, n_id + n_test)
-    id_set = Samples(
-        array=drawn(labels),
+    array = drawn(labels)
+    id_set = Description(
+        ID,
         labels=labels,
         class_names=tuple(f"class {k}" for k in range(N_CLASSES)),
         is_test=np.arange(n_id + n_test) >= n_id,
     )
-    write_samples(workspace.target(prepared_set(ID)), id_set, ID)
+    write_samples(workspace.target(prepared_set(ID)), array, id_set)
     odd = drawn(N_CLASSES + rng.integers(0, 4, round(0.2 * n_wild)))
-    write_samples(workspace.target(prepared_set(OOD)), Samples(odd), OOD)
+    write_samples(workspace.target(prepared_set(OOD)), odd, Description(OOD))
     prepare.prepare_split(workspace, params.data, experiment)
     prepare.prepare_wild(workspace, params.data, experiment)
     return setup
@@ -145,7 +147,7 @@ def write_representation(workspace: Workspace, artifact: Artifact, n: int, n_cla
     centres = torch.rand(n_classes, n_features, generator=of_classes)
     doubtful_share = 0.05 + 0.4 * torch.rand(n_classes, generator=of_classes)
     path = workspace.target(artifact)
-    with writing_representation(path, n, n_classes, n_features, workspace.about(artifact)) as writer:
+    with writing_representation(path, n, n_classes, n_features, workspace.about(artifact)) as append:
         for start in range(0, n, ROWS_AT_ONCE):
             rows = torch.arange(min(ROWS_AT_ONCE, n - start))
             label = (start + rows) * 7919 % n_classes  # in no order of classes, and equally many of each
@@ -156,7 +158,7 @@ def write_representation(workspace: Workspace, artifact: Artifact, n: int, n_cla
             doubtful, own = rows[is_doubtful], label[is_doubtful]
             lead = torch.rand(len(doubtful), generator=generator)
             logits[doubtful, (own + 1) % n_classes] = logits[doubtful, own] - lead
-            writer.append(Representation(feature, logits, label))
+            append(Representation(feature, logits, label))
 
 
 def _noise(rng: np.random.Generator, n: int) -> np.ndarray:

@@ -47,9 +47,9 @@ from salcli.errors import (
 from salcli.methods.base import InputScore, Method, PostHoc, Trained, find_method, is_custom_method
 from salcli.methods.sal import Sal, variant_label
 from salcli.models.backbones import is_hooked, takes_vectors
-from salcli.models.custom import ImportRefusedError, check_may_import
-from salcli.models.network import Classifier, NetworkSpec, check_weights
-from salcli.models.pretrained import Embedder, EmbedderSpec, restore_embedder
+from salcli.models.custom import check_may_import
+from salcli.models.network import Classifier, NetworkSpec, with_weights
+from salcli.models.pretrained import Embedder, EmbedderSpec
 from salcli.pipeline.embed import ON_A_CPU
 from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ID_QUANTILE, is_below, threshold_that_keeps
@@ -235,15 +235,13 @@ class Detector:
         for name in custom:
             check_may_import(name, str(found.path), allowed=allow_import)
         try:
-            content, options = _assemble(header, read_tensors(found), str(found.path), allow_import=allow_import)
-        except ImportRefusedError:
-            raise
+            content = _assemble(header, read_tensors(found))
         except (ModelError, UnknownNameError, *DAMAGED) as error:
             if isinstance(error, ModelError) and custom:
                 raise  # the custom code is missing or has changed; the file is fine
             reason = str(error).partition("\n")[0]
             raise BadArtifactError(f"{found.path} does not fit its own description ({reason}); {found.fix}") from None
-        return cls(*content, **options, id_quantile=id_quantile, device=device, batch_size=batch_size)
+        return cls(**content, id_quantile=id_quantile, device=device, batch_size=batch_size)
 
     def save(self, path: Path) -> None:
         """Write the file. The same detector gives the same bytes."""
@@ -348,11 +346,6 @@ def custom_code(header: Header) -> list[str]:
     return [*filter(is_hooked, networks), *filter(is_custom_method, methods)]
 
 
-def method_class(name: str) -> type[Method]:
-    """Variants of SAL are one class, which is not among the methods that have a name of their own."""
-    return Sal if name == Sal.name else find_method(name)
-
-
 def network_class(method: type[Method]) -> type[Classifier]:
     """Post-hoc scores are of the ID classifier."""
     return method.network if issubclass(method, Trained) else Classifier
@@ -364,12 +357,7 @@ def _halved(tensor: Tensor) -> Tensor:
     return half if tensor.ndim >= 2 and torch.equal(half.to(tensor.dtype), tensor) else tensor
 
 
-Content = tuple[Classifier, ImageFormat | VectorFormat, tuple[str, ...], NDArray[np.float32], Mapping[str, Any]]
-
-
-def _assemble(
-    header: Header, tensors: dict[str, Tensor], where: str, *, allow_import: bool
-) -> tuple[Content, dict[str, Any]]:
+def _assemble(header: Header, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The arguments of Detector, from the content of its file. A ValueError says what is wrong."""
     spec, about = NetworkSpec.from_json(header.spec), header.about
     names = tuple(str(name) for name in about["class_names"])
@@ -385,19 +373,23 @@ def _assemble(
     }
     embedder, content = None, about.get("embedder")
     if content is not None:
-        check_weights(str(content["backbone"]), lambda: Embedder(EmbedderSpec.from_json(content)), parts[EMBEDDER])
-        embedder = restore_embedder(content, parts[EMBEDDER], where, allow_import=allow_import)
+        given = EmbedderSpec.from_json(content)
+        embedder = with_weights(given.backbone, lambda: Embedder(given), parts[EMBEDDER])
     stored = about.get("method", {"name": Sal.name})  # a file from before there were others
-    kind = method_class(str(stored["name"]))
-    check_weights(spec.backbone, lambda: network_class(kind)(spec), parts[NETWORK])
-    network = network_class(kind)(spec)
-    network.load_state_dict(parts[NETWORK])
+    # variants of SAL are one class, which is not among the methods that have a name of their own
+    kind = Sal if stored["name"] == Sal.name else find_method(str(stored["name"]))
+    network = with_weights(spec.backbone, lambda: network_class(kind)(spec), parts[NETWORK])
     takes = _takes(spec, about, embedder)
     method = kind.from_settings(stored.get("settings", {}))
     if parts[METHOD]:
         method.restore(parts[METHOD])
         _check_score(network, method, (len(spec.mean),) if takes_vectors(spec.backbone) else takes.sample_shape)
-    return (network, takes, names, calibration, about["provenance"]), {
+    return {
+        "network": network,
+        "takes": takes,
+        "class_names": names,
+        "calibration": calibration,
+        "provenance": about["provenance"],
         "method": method,
         "name": str(stored.get("row", Sal.name)),
         "reason": str(stored.get("reason", "")),

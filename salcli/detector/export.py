@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -32,14 +31,6 @@ COLORS = re.compile(r"\x1b\[[0-9;]*m")
 BATCH = {0: torch.export.Dim("batch")}
 
 Runner = Callable[[Tensor], list[Tensor]]
-
-
-@dataclass(frozen=True)
-class Exported:
-    """How the file was checked."""
-
-    batch_sizes: tuple[int, ...]
-    largest_difference: float  # of a logit or score
 
 
 class DetectorGraph(nn.Module):
@@ -74,8 +65,11 @@ class DetectorGraph(nn.Module):
         return logits, score, ~(score >= self.threshold), p_value
 
 
-def export(detector: Detector, path: Path, to: str) -> Exported:
-    """Write the file as `to` says, a key of FORMATS. If it does not compute what the network does, nothing is left."""
+def export(detector: Detector, path: Path, to: str) -> float:
+    """Write the file as `to` says, a key of FORMATS. Returns the largest difference of a logit or score.
+
+    If it does not compute what the network does, nothing is left.
+    """
     missing = [name for name in NEEDED_FOR_ONNX if to == "onnx" and find_spec(name) is None]
     if missing:
         raise UsageMistakeError(f"ONNX needs {', '.join(missing)}; install it with: pip install 'salcli[onnx]'")
@@ -156,7 +150,7 @@ def random_samples(n: int, takes: ImageFormat | VectorFormat, seed: int) -> Tens
     return torch.randn(axes, generator=generator)
 
 
-def _compare(graph: DetectorGraph, run: Runner, takes: ImageFormat | VectorFormat, to: str) -> Exported:
+def _compare(graph: DetectorGraph, run: Runner, takes: ImageFormat | VectorFormat, to: str) -> float:
     """Several batch sizes: with one, a graph that is fixed to the size it was traced with would pass."""
     largest = 0.0
     for n in BATCH_SIZES:
@@ -178,7 +172,7 @@ def _compare(graph: DetectorGraph, run: Runner, takes: ImageFormat | VectorForma
                     f"the exported graph ({to}) differs by {difference:.2g} from the network with a batch of {n}, "
                     f"more than {TOLERANCE:g}; nothing was written"
                 )
-    return Exported(BATCH_SIZES, largest)
+    return largest
 
 
 def _reason(error: Exception) -> str:

@@ -9,9 +9,10 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date, datetime
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from salcli.data.vectors import ANY, TABLES, Columns, cell_texts
 from salcli.detector.decisions import holm, log_wealth, online_p_values, p_values
 from salcli.detector.detector import Detector
 from salcli.detector.predict import FORMAT_OF_SUFFIX, Say, choose_detector, find_files, load_detector
-from salcli.errors import DataError, StorageError, UsageMistakeError, as_text, did_you_mean, printable
+from salcli.detector.vectors import check_columns
+from salcli.errors import DataError, StorageError, UsageMistakeError, as_text, printable
 from salcli.progress import Progress, Silent, Task
 from salcli.sal.metrics import is_below
 from salcli.sal.outlier_share import DRIFT, drift_of, share_of_outliers
@@ -194,38 +196,28 @@ def _monitored(
         p = online_p_values(reference, stream, np.random.default_rng(SEED))
         wealth = log_wealth(p, task.advance)
     crossed = np.flatnonzero(wealth >= -math.log10(alpha))
-    first = int(crossed[0]) + 1 if len(crossed) else None
-    found = []
+    first = int(crossed[0]) + 1 if len(crossed) else math.inf
+    found: dict[str, dict[str, Any]] = {}
     with progress.task("compare", len(names) - baseline, "batches") as task:
         for name in names[baseline:]:
-            found.append(judge_batch(reference, scores[name], loaded.threshold))
+            found[name] = judge_batch(reference, scores[name], loaded.threshold)
             task.advance(1)
     for key in ("p_value", "p_flagged"):
-        tested = [one for one in found if key in one]
+        tested = [one for one in found.values() if key in one]
         for one, adjusted in zip(tested, holm(np.array([one[key] for one in tested])), strict=True):
             one[key] = float(adjusted)
     batches, end, alarm = [], 0, None
-    for i, name in enumerate(names):
-        own = scores[name]
-        counts: dict[str, Any] = {"n": len(own), "unreadable": unreadable[name]}
-        counts["flagged"] = _n_flagged(own, loaded.threshold)
-        if i < baseline:
-            batches.append(Batch(as_text(name), **counts, looks_like=NORMAL))
-            continue
-        end += len(own)
-        if first is not None and alarm is None and end >= first:
-            alarm = Alarm(as_text(name), first)
-        after = float(wealth[end - 1]) if end else 0.0
-        comparison: dict[str, Any] = found[i - baseline]
-        word = looks_like(len(own), comparison, alpha)
-        if word == MOVED:  # π̂ would count changed ID data as outliers
-            comparison = {key: value for key, value in comparison.items() if not key.startswith("pi")}
-        batches.append(
-            Batch(
-                as_text(name), **counts, **comparison, looks_like=word,
-                log10_martingale=after, alarm=alarm is not None,
-            )
-        )  # fmt: skip
+    for name, own in scores.items():
+        row: dict[str, Any] = {"looks_like": NORMAL}
+        if name in found:
+            row = found[name] | {"looks_like": looks_like(len(own), found[name], alpha)}
+            if row["looks_like"] == MOVED:  # π̂ would count changed ID data as outliers
+                row |= {"pi": None, "pi_low": None, "pi_high": None}
+            end += len(own)
+            if alarm is None and end >= first:
+                alarm = Alarm(as_text(name), int(first))
+            row |= {"log10_martingale": float(wealth[end - 1]) if end else 0.0, "alarm": alarm is not None}
+        batches.append(Batch(as_text(name), len(own), unreadable[name], _n_flagged(own, loaded.threshold), **row))
     return Monitoring(
         detector=as_text(path),
         made_from=fingerprint(path),
@@ -304,54 +296,49 @@ class _Reader:
         return {name: np.concatenate([np.empty(0), *self._parts[name]]) for name in names}
 
     def read(self, argument: str, task: Task) -> None:
-        takes = self.detector.takes
         if self.by == FILE:
             self._parts.setdefault(argument, [])
-        files = self._files(argument)
-        written = [file for file in files if file.suffix.lower() in FORMAT_OF_SUFFIX]
-        for file in written:
+        written = self._written(argument)
+        for file in written or ():
             self._read_predictions(file, argument, task)
-        files = [file for file in files if file not in written]
-        if takes.kind == "images" and files:
-            if self.column:
-                raise UsageMistakeError(
-                    f"images have no column {self.column}; use --by day or --by file, or give the CSV that "
-                    "`salcli predict` wrote, with that column added"
-                )
-            days = {file: _modified(file) for file in files} if self.by == DAY else {}
-            files = sorted(files, key=lambda file: days[file]) if days else files
-            for part in self.detector.scan(files):
-                labels = [days[Path(name)].date().isoformat() for name in part.names] if days else argument
-                self._add(labels, part.names, part.failed, part.predictions.scores)
-                task.advance(len(part.names))
-        for file in files if takes.kind == "vectors" else ():
-            labels = self._labels(file, _column(file, self.column) if self.column else None, argument)
-            start = 0
-            for part in self.detector.scan([file], self.columns):
-                stop = start + len(part.names)
-                own = labels if isinstance(labels, str) else labels[start:stop]
-                self._add(own, part.names, part.failed, part.predictions.scores)
-                start = stop
-                task.advance(len(part.names))
+        if written is None:
+            for files, labels in self._labeled(find_files(self.detector.takes, [argument]), argument):
+                for part in self.detector.scan(files, self.columns):
+                    self._add(labels, part.names, part.failed, part.predictions.scores)
+                    task.advance(len(part.names))
 
-    def _files(self, argument: str) -> list[Path]:
-        """None of a folder that is empty: a day without data is no mistake."""
+    def _written(self, argument: str) -> list[Path] | None:
+        """Files of predictions; None where there are samples. An empty folder has neither: a day without data."""
         path = Path(argument)
-        if path.is_file() and path.suffix.lower() in FORMAT_OF_SUFFIX:
-            return [path]
-        if path.is_dir():
-            below = list(files_below(path))
-            written = [file for file in below if file.suffix.lower() in FORMAT_OF_SUFFIX]
-            if not below or (written and not self.detector.takes.fitting(below)):
-                return written
-        return list(find_files(self.detector.takes, [argument]))
+        if not (path.is_dir() or path.is_file()):
+            return None
+        there = files_below(path) if path.is_dir() else [path]
+        written = [file for file in there if file.suffix.lower() in FORMAT_OF_SUFFIX]
+        return written if (written or not there) and not self.detector.takes.fitting(there) else None
 
-    def _labels(self, file: Path, cells: Sequence[str] | None, argument: str) -> str | list[str]:
-        """The batch of each row, or of all of them."""
+    def _labeled(self, files: Sequence[Path], argument: str) -> Iterator[tuple[Sequence[Path], Iterator[str]]]:
+        """Files that are read together, and the batch of each of their samples."""
+        if self.detector.takes.kind == "vectors":
+            for file in files:
+                cells = _column(file, self.column) if self.column else None
+                yield [file], self._labels(file, cells, argument)
+        elif self.column:
+            raise UsageMistakeError(
+                f"images have no column {self.column}; use --by day or --by file, or give the CSV that "
+                "`salcli predict` wrote, with that column added"
+            )
+        elif self.by == DAY:
+            files = sorted(files, key=lambda file: file.stat().st_mtime)
+            yield files, map(_day_of, files)
+        else:
+            yield files, repeat(argument)
+
+    def _labels(self, file: Path, cells: Sequence[str] | None, argument: str) -> Iterator[str]:
+        """The batch of each row."""
         if cells is None:
-            return _modified(file).date().isoformat() if self.by == DAY else argument
+            return repeat(_day_of(file) if self.by == DAY else argument)
         if self.by != DAY:
-            return [cell or "(none)" for cell in cells]
+            return iter([cell or "(none)" for cell in cells])
         days = []
         for row, cell in enumerate(cells):
             try:
@@ -361,13 +348,11 @@ class _Reader:
                     f"{printable(file)}, row {row}: {self.column} is {printable(cell) or 'empty'}, which is no date "
                     "such as 2026-11-18 or 2026-11-18T06:30"
                 ) from None
-        return days
+        return iter(days)
 
-    def _add(
-        self, labels: str | Sequence[str], names: Sequence[str], failed: dict[int, str], scores: NDArray[Any]
-    ) -> None:
+    def _add(self, labels: Iterator[str], names: Sequence[str], failed: dict[int, str], scores: NDArray[Any]) -> None:
         """NaN is the least ID-like of all scores."""
-        of = [labels] * len(names) if isinstance(labels, str) else labels
+        of = list(islice(labels, len(names)))
         for i, reason in failed.items():
             self.unreadable[of[i]] += 1
             if len(self.failed) < 10:
@@ -387,11 +372,12 @@ class _Reader:
                 "give samples, or what `salcli predict` wrote"
             )
         failed = {i: str(row["error"]) for i, row in enumerate(rows) if row.get("error")}
+        good = [row for i, row in enumerate(rows) if i not in failed]
         try:
-            p = np.array([float(row["p_value"]) for i, row in enumerate(rows) if i not in failed])
+            p = np.array([float(row["p_value"]) for row in good])
             # predict leaves out a score that is not finite; its p-value tells at which end it is
-            texts = [row["score"] for i, row in enumerate(rows) if i not in failed]
             none = np.where(p < 0.5, -math.inf, math.inf)
+            texts = [row["score"] for row in good]
             scores = np.array([none[i] if text in ("", None) else float(text) for i, text in enumerate(texts)])
         except (TypeError, ValueError) as error:
             raise DataError(f"{printable(file)} holds a score or p-value that is no number: {error}") from None
@@ -426,31 +412,21 @@ def _rows(file: Path) -> tuple[list[dict[str, Any]], set[str]]:
 
 def _column(file: Path, name: str) -> tuple[str, ...]:
     """A column of a file of vectors, as text."""
-    suffix = file.suffix.lower()
-    if suffix in TABLES:
+    if file.suffix.lower() in TABLES:
         from pyarrow.parquet import ParquetFile
 
         with ParquetFile(file) as table:
-            there = table.schema_arrow.names
-            if name in there:
-                return cell_texts(table.read(columns=[name]).column(0).to_pylist())
-    elif suffix == ".npz":
+            check_columns(file, (name,), table.schema_arrow.names, "--by, --date")
+            return cell_texts(table.read(columns=[name]).column(0).to_pylist())
+    if file.suffix.lower() == ".npz":
         with np.load(file) as arrays:
-            there = arrays.files
-            if name in there and arrays[name].ndim == 1:
-                return cell_texts(arrays[name])
-    else:
-        raise UsageMistakeError(f"{printable(file)} has no columns; use --by file, or a .parquet or .npz file")
-    raise DataError(
-        f"{printable(file)} has no column {name}{did_you_mean(name, there)}; it has {some_of([*there], 12)}"
-    )
+            check_columns(file, (name,), arrays.files, "--by, --date")
+            return cell_texts(arrays[name])
+    raise UsageMistakeError(f"{printable(file)} has no columns; use --by file, or a .parquet or .npz file")
 
 
-def _modified(file: Path) -> datetime:
-    try:
-        return datetime.fromtimestamp(file.stat().st_mtime)
-    except (OSError, OverflowError, ValueError) as error:  # the latter: a date beyond the calendar
-        raise DataError(f"{printable(file)} cannot be read: {getattr(error, 'strerror', error)}") from None
+def _day_of(file: Path) -> str:
+    return date.fromtimestamp(file.stat().st_mtime).isoformat()
 
 
 def _day(text: str) -> str:

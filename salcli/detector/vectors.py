@@ -172,7 +172,7 @@ class VectorFormat:
                 is_lists = hasattr(schema.field(vector[0]).type, "value_type")
                 if not is_lists:
                     if columns.vector is None:  # other columns of numbers than those of the training data
-                        _check_there(path, _several(self.columns.vector), schema.names, TRAINED)
+                        check_columns(path, _several(self.columns.vector), schema.names, TRAINED)
                     self._check(len(vector), printable(path))
                 read = {*vector, *([row_id] if row_id else ())}
                 for batch in file.iter_batches(_rows_at_once(self.dimensions), columns=sorted(read)):
@@ -209,8 +209,8 @@ class VectorFormat:
         trained, vector = self.columns, asked.vector
         if vector is None and any(name in there for name in _several(trained.vector)):
             vector = trained.vector
-        _check_there(path, _several(vector), there, "--vector" if asked.vector else TRAINED)
-        _check_there(path, _several(asked.row_id), there, "--row-id")
+        check_columns(path, _several(vector), there, "--vector" if asked.vector else TRAINED)
+        check_columns(path, _several(asked.row_id), there, "--row-id")
         row_id = asked.row_id or (trained.row_id if trained.row_id in there else None)
         return replace(
             trained, vector=vector, row_id=row_id, show=tuple(name for name in trained.show if name in there)
@@ -221,7 +221,7 @@ def _several(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names or ()
 
 
-def _check_there(path: Path, names: tuple[str, ...], there: Collection[str], option: str) -> None:
+def check_columns(path: Path, names: tuple[str, ...], there: Collection[str], option: str) -> None:
     for name in names:
         if name not in there:
             nearest = did_you_mean(name, there)

@@ -30,14 +30,10 @@ ANY_CLASSES = 1000  # of a head that is not used
 # --- importing custom code
 
 
-class ImportRefusedError(ModelError):
-    """A file names code that the user has not allowed to run."""
-
-
 def check_may_import(path: str, where: str, *, allowed: bool) -> None:
     """Refuse to run code that a file merely names. What is not MODULE:NAME is never imported, and passes."""
     if import_path(path) and not allowed:
-        raise ImportRefusedError(
+        raise ModelError(
             f"{where} uses custom code: to load it, {path} would be imported, which runs its code; "
             "allow that with --allow-import (in Python: allow_import=True) if you trust it"
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Num
@@ -21,6 +21,7 @@ from salcli.models.backbones import (
 )
 from salcli.models.custom import HookedBackbone
 
+M = TypeVar("M", bound=nn.Module)
 MOST_CLASSES = 1_000_000
 Inputs = Num[Tensor, "n *shape"]  # images (n, C, H, W) from 0 to 255, or vectors (n, D)
 
@@ -149,17 +150,21 @@ class _ShapesOnly(TorchFunctionMode):
         return args[0] if func is Tensor.normal_ else func(*args, **(kwargs or {}))
 
 
-def check_weights(backbone: str, build: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Compare names and shapes before any memory is used for weights: a file may declare what it does not hold."""
-    if import_path(backbone):
-        return  # custom code need not be able to run without memory
-    size = wide_resnet_size(backbone)
-    if size is None or size[0] <= len(tensors):
-        with torch.device("meta"), _ShapesOnly():
-            wanted = {name: tensor.shape for name, tensor in build().state_dict().items()}
-        if wanted == {name: tensor.shape for name, tensor in tensors.items()}:
-            return
-    raise ValueError(f"its weights are not those of {backbone}")
+def with_weights(backbone: str, build: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
+    """A network of a file. A ValueError or RuntimeError: its weights are others.
+
+    Names and shapes are compared before any memory is used for weights: a file may declare what it does not hold.
+    """
+    if not import_path(backbone):  # custom code need not be able to run without memory
+        size, wanted = wide_resnet_size(backbone), None
+        if size is None or size[0] <= len(tensors):
+            with torch.device("meta"), _ShapesOnly():
+                wanted = {name: tensor.shape for name, tensor in build().state_dict().items()}
+        if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
+            raise ValueError(f"its weights are not those of {backbone}")
+    network = build()
+    network.load_state_dict(tensors)
+    return network
 
 
 def check_custom_head(network: Classifier) -> None:

@@ -38,7 +38,6 @@ from salcli.models.backbones import (
 from salcli.models.custom import (
     HookedBackbone,
     build_network,
-    check_may_import,
     describe_failure,
     find_head,
     make_importable,
@@ -202,19 +201,6 @@ def build_embedder(
     if weights is not None:
         state, source = _given(backbone, weights, preprocessing.channels)
         load_backbone(embedder.backbone, backbone, state, source)
-    return embedder
-
-
-def restore_embedder(
-    content: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, *, allow_import: bool
-) -> Embedder:
-    """An embedder from its spec and its state dict, of any precision, as a file `where` holds them.
-
-    Nothing is downloaded. A custom network is imported only if the user allows it.
-    """
-    check_may_import(str(content["backbone"]), where, allowed=allow_import)
-    embedder = Embedder(EmbedderSpec.from_json(content))
-    embedder.load_state_dict(tensors)
     return embedder
 
 

@@ -82,7 +82,7 @@ def _extract(
             # of several processes, one writes
             writing = writing_representation(path, *shape, about) if compute.processes.is_main else nullcontext()
             name, start = f"extract-grads, {what}, seed {experiment.seed}", 0
-            with (progress or Silent()).task(name, len(rows), "samples") as task, writing as writer:
+            with (progress or Silent()).task(name, len(rows), "samples") as task, writing as append:
                 for feature, logits in in_batches(network, network.features_and_logits, rows, size, compute, task):
                     if not (logits.isfinite().all() and feature.isfinite().all()):
                         raise TrainingError(
@@ -90,8 +90,8 @@ def _extract(
                             "it again with a smaller learning rate: salcli train-id"
                         )
                     label = logits.argmax(1) if labels is None else labels[start : start + len(logits)]
-                    if writer:
-                        writer.append(Representation(feature, logits, label))
+                    if append:
+                        append(Representation(feature, logits, label))
                     start += len(logits)
             results.append(Extracted(what, experiment, *shape, path))
     return results

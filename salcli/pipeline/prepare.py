@@ -96,7 +96,7 @@ def prepare_set(
 
             arrays = embedded(name, embedder, stack.enter_context(computing_vectors(params)), arrays, task, done)
         dtype = np.dtype(np.uint8 if len(axes) == 3 else np.float32)
-        write_streamed_samples(path, (len(source), *axes), dtype, arrays, decoded.describe, may_be_fewer=skip)
+        write_streamed_samples(path, (len(source), *axes), dtype, arrays, decoded.describe)
         shutil.rmtree(done, ignore_errors=True)
     counts = {source.kind: decoded.n_kept, "classes": len(source.class_names), "skipped": len(decoded.bad)}
     return Prepared(name, counts, [path], decoded.note())

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 USER_BLOCK = 512  # bytes before the content of an HDF5 file, which the library leaves alone: room for the seal
-HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 SEAL = b"salcli-sha256:"
 NOT_SEALED = SEAL + b"0" * 64
 SEAL_IS_WITHIN = 2**20  # bytes from the start of a file
@@ -222,20 +221,13 @@ def _is_intact(path: Path, state: tuple[int, ...]) -> bool:
 @contextmanager
 def creating(path: Path, kind: str, about: Mapping[str, Any]) -> Iterator[h5py.File]:
     """A new HDF5 file of a kind. `about` may be anything that JSON can say."""
-    with atomic_path(path) as partial:
-        with _new_file(partial) as file:
-            file.attrs["kind"] = kind
-            file.attrs["schema"] = SCHEMA
-            file.attrs["about"] = json.dumps(about, sort_keys=True)
-            yield file
-        with partial.open("r+b") as raw:
-            raw.write(NOT_SEALED)
-        _seal(partial)
+    with atomic_path(path) as partial, sealed_file(partial, kind, about) as file:
+        yield file
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[h5py.File]:
-    """An HDF5 file that fails when the disk is full.
+def sealed_file(path: Path, kind: str, about: Mapping[str, Any]) -> Iterator[h5py.File]:
+    """A new HDF5 file that is sealed when the block succeeds, and fails when the disk is full.
 
     By itself the library buffers data, and ignores errors when it writes them on closing: a damaged file would look
     like a whole one. So nothing is buffered, and the rest is flushed while errors still count.
@@ -248,6 +240,7 @@ def _new_file(path: Path) -> Iterator[h5py.File]:
     creation.set_obj_track_times(False)  # or the same content would not give the same bytes
     file = h5py.File(h5py.h5f.create(bytes(path), h5py.h5f.ACC_TRUNC, creation, access))
     try:
+        file.attrs.update({"kind": kind, "schema": SCHEMA, "about": json.dumps(about, sort_keys=True)})
         yield file
         file.flush()
     except BaseException:
@@ -255,6 +248,9 @@ def _new_file(path: Path) -> Iterator[h5py.File]:
             file.close()
         raise
     file.close()
+    with path.open("r+b") as raw:
+        raw.write(NOT_SEALED)
+    _seal(path)
 
 
 @contextmanager
@@ -324,11 +320,9 @@ class StoredArray:
 
     @classmethod
     def of(cls, path: Path, stored: h5py.Dataset) -> StoredArray:
-        if not isinstance(stored, h5py.Dataset):
-            raise TypeError(f"its {str(stored.name).strip('/')} are a group")
         offset = stored.id.get_offset()  # None for an empty or a chunked array
         whole = None
-        if offset is None or stored.external or not stored.dtype.isnative or stored.size == 0:
+        if offset is None or not stored.dtype.isnative or stored.size == 0:
             whole = stored[()]
             whole.setflags(write=False)
         return cls(path, stored.dtype, stored.shape, offset or 0, whole)
@@ -373,10 +367,9 @@ def read_tensors(found: Found) -> dict[str, Tensor]:
 
 def read_header(found: Found, kind: str | None = None) -> Header:
     """The header of an HDF5 or safetensors file of any name, without its content."""
-    with found.path.open("rb") as raw:
-        is_hdf5 = HDF5_SIGNATURE in (raw.read(len(HDF5_SIGNATURE)), raw.read(USER_BLOCK)[-len(HDF5_SIGNATURE) :])
+    found.path.open("rb").close()  # a file that may not be read is not damaged
     try:
-        if is_hdf5:
+        if h5py.is_hdf5(found.path):
             with h5py.File(found.path, "r") as file:
                 header = _hdf5_header(file)
         else:

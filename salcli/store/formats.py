@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from salcli.data.samples import LARGEST_VALUE, Samples, shown, some_of
 from salcli.data.splits import IdSplit, Index
 from salcli.errors import BadArtifactError, ModelError, StorageError, UnknownNameError, check_regular
 from salcli.models.backbones import is_hooked
-from salcli.models.network import Classifier, NetworkSpec, check_weights
+from salcli.models.network import Classifier, NetworkSpec, with_weights
 from salcli.progress import Task
 from salcli.sal.gradients import Representation
 from salcli.store.files import (
@@ -38,11 +37,11 @@ from salcli.store.files import (
     about_of,
     atomic_path,
     creating,
-    own_sibling,
     read_arrays,
     read_header,
     read_tensors,
     reading,
+    sealed_file,
     write_arrays,
     write_tensors,
 )
@@ -53,6 +52,7 @@ N = TypeVar("N", bound=Classifier)
 
 SAMPLES = "samples"
 IMAGES, VECTORS = "images", "vectors"
+MARKS = ("labels", "is_test", "is_calibration")  # n each
 ROWS_AT_ONCE = 1024
 TOO_SMALL_TO_ASK = 10_000_000  # bytes: if the disk is full, writing these fails soon enough
 
@@ -72,20 +72,11 @@ class Description:
     is_calibration: NDArray[np.bool_] | None = None  # n
 
 
-def write_samples(
-    path: Path, samples: Samples, name: str, about: Mapping[str, Any] | None = None, names: tuple[str, ...] = ()
-) -> None:
+def write_samples(path: Path, array: NDArray[Any], rest: Description) -> None:
     """A prepared set. Its array may be a map of another file: it is copied piece by piece."""
-    _write_whole(
-        path, samples.array, Description(name, samples.labels, samples.class_names, samples.is_test, about or {}, names)
-    )
-
-
-def _write_whole(path: Path, array: NDArray[Any], rest: Description) -> None:
-    pieces = (array[start : start + ROWS_AT_ONCE] for start in range(0, len(array), ROWS_AT_ONCE))
     if rest.digests is None:
         rest = replace(rest, digests=sample_digests(array))
-    write_streamed_samples(path, array.shape, array.dtype, pieces, lambda: rest)
+    write_streamed_samples(path, array.shape, array.dtype, _pieces(array), lambda: rest)
 
 
 def write_streamed_samples(
@@ -94,53 +85,53 @@ def write_streamed_samples(
     dtype: np.dtype[Any],
     pieces: Iterable[NDArray[Any]],
     describe: Callable[[], Description],
-    *,
-    may_be_fewer: bool = False,
 ) -> None:
-    """Store samples as they come, then what `describe` says of them when all are there.
-
-    The size of a mapped array is fixed when its first row is written. So where fewer than n may come, they go to a
-    draft first, and are copied if the draft turns out too large.
-    """
+    """Store up to n samples as they come, then what `describe` says of them when all are there."""
     _check_space(path, shape, dtype)
-    draft = path
-    if may_be_fewer:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = own_sibling(path, "draft")
-    try:
-        with creating(draft, SAMPLES, {}) as file:
-            n_written = _write_rows(file, shape, dtype, pieces)
-            rest = describe()
-            if n_written == shape[0]:
-                _write_description(file, rest)
-        if n_written < shape[0]:
-            with reading(Found(draft), SAMPLES) as file:
-                array = StoredArray.of(draft, _array_of(file)).open()[:n_written]
-            _write_whole(path, array, rest)
-        elif draft != path:
-            draft.replace(path)
-    finally:
-        if draft != path:
-            draft.unlink(missing_ok=True)
+    with atomic_path(path) as partial:
+        _write_all(partial, shape, dtype, pieces, describe)
+
+
+def _write_all(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    pieces: Iterable[NDArray[Any]],
+    describe: Callable[[], Description],
+) -> None:
+    """The size of a mapped array is fixed when its first row is written: if fewer came, they are written again."""
+    with sealed_file(path, SAMPLES, {}) as file:
+        stored, n_written = file.create_dataset(VECTORS if len(shape) == 2 else IMAGES, shape, dtype), 0
+        for piece in pieces:
+            if len(piece):
+                stored[n_written : n_written + len(piece)] = piece
+            n_written += len(piece)
+        rest = describe()
+        _write_description(file, rest)
+        written = StoredArray.of(path, stored)
+    if n_written < shape[0]:
+        array = written.open()[:n_written]
+        path.unlink()  # the map keeps its content
+        _write_all(path, array.shape, dtype, _pieces(array), lambda: rest)
+
+
+def _pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    return (array[start : start + ROWS_AT_ONCE] for start in range(0, len(array), ROWS_AT_ONCE))
 
 
 def read_samples(found: Found) -> Samples:
     """A prepared set, with its array as a read-only map of the file."""
     with reading(found, SAMPLES) as file:
         about_of(file)["name"]  # a draft has none
-        samples = Samples(
-            array=StoredArray.of(found.path, _array_of(file)).open(),
-            labels=np.asarray(file["labels"]) if "labels" in file else None,
-            class_names=tuple(os.fsdecode(name) for name in file.get("class_names", ())),
-            is_test=np.asarray(file["is_test"]) if "is_test" in file else None,
-            is_calibration=np.asarray(file["is_calibration"]) if "is_calibration" in file else None,
-        )
+        marks = {name: np.asarray(file[name]) for name in MARKS if name in file}
+        stored = file[VECTORS if VECTORS in file else IMAGES]
+        names = tuple(os.fsdecode(name) for name in file.get("class_names", ()))
+        samples = Samples(StoredArray.of(found.path, stored).open(), class_names=names, **marks)
         n_axes, dtype = (2, np.float32) if VECTORS in file else (4, np.uint8)
         if samples.array.ndim != n_axes or samples.array.dtype != dtype or 0 in samples.array.shape[1:]:
             raise ValueError(f"its samples are {shown(samples.array)}")
-        for array in (samples.labels, samples.is_test, samples.is_calibration):
-            if array is not None and array.shape != (len(samples),):
-                raise ValueError(f"it has {len(samples)} samples, but another number of labels or marks")
+        if any(array.shape != (len(samples),) for array in marks.values()):
+            raise ValueError(f"it has {len(samples)} samples, but another number of labels or marks")
         if samples.labels is not None and samples.class_names:
             _check_within(samples.labels, len(samples.class_names), "labels")
         if file["digest"].shape != (len(samples), DIGEST_BYTES):
@@ -176,21 +167,8 @@ def read_shown(found: Found) -> dict[str, tuple[str, ...]]:
         return {name: _read_texts(file, f"shown/{i}") for i, name in enumerate(about_of(file).get("shown", ()))}
 
 
-def _array_of(file: h5py.File) -> h5py.Dataset:
-    return file[VECTORS if VECTORS in file else IMAGES]
-
-
-def _write_rows(file: h5py.File, shape: tuple[int, ...], dtype: np.dtype[Any], pieces: Iterable[NDArray[Any]]) -> int:
-    stored, n_written = file.create_dataset(VECTORS if len(shape) == 2 else IMAGES, shape, dtype), 0
-    for piece in pieces:
-        if len(piece):
-            stored[n_written : n_written + len(piece)] = piece
-        n_written += len(piece)
-    return n_written
-
-
 def _write_description(file: h5py.File, rest: Description) -> None:
-    for name in ("labels", "is_test", "is_calibration"):
+    for name in MARKS:
         array = getattr(rest, name)
         if array is not None:
             file.create_dataset(name, data=array)
@@ -301,34 +279,29 @@ def not_usable(numbers: Tensor) -> str:
     return f"{len(rows)} of {len(numbers)} samples is NaN, infinite or above {LARGEST_VALUE:g} (rows {some_of(rows)})"
 
 
-class RepresentationWriter:
-    """Fills a representation file batch by batch."""
+@contextmanager
+def writing_representation(
+    path: Path, n_samples: int, n_classes: int, n_features: int, about: Mapping[str, Any]
+) -> Iterator[Callable[[Representation], None]]:
+    """A function that stores the next samples."""
+    filled = 0
 
-    def __init__(self, file: h5py.File, n_samples: int, n_classes: int, n_features: int) -> None:
-        self._file, self._filled = file, 0
+    def append(chunk: Representation) -> None:
+        nonlocal filled
+        for name, numbers in (("features", chunk.feature), ("logits", chunk.logits)):
+            if wrong := not_usable(numbers):
+                raise ModelError(f"{name} of the network: that of {wrong}; train it again, or check its weights")
+        rows = slice(filled, filled + len(chunk))
+        for name in ("feature", "logits", "label", "predicted"):
+            file[name][rows] = getattr(chunk, name).numpy()
+        filled = rows.stop
+
+    with creating(path, REPRESENTATION, about) as file:
         file.create_dataset("feature", (n_samples, n_features), np.float32)
         file.create_dataset("logits", (n_samples, n_classes), np.float32)
         for name in ("label", "predicted"):
             file.create_dataset(name, (n_samples,), np.int64)
-
-    def append(self, chunk: Representation) -> None:
-        for name, numbers in (("features", chunk.feature), ("logits", chunk.logits)):
-            if wrong := not_usable(numbers):
-                raise ModelError(f"{name} of the network: that of {wrong}; train it again, or check its weights")
-        rows = slice(self._filled, self._filled + len(chunk))
-        self._file["feature"][rows] = chunk.feature.numpy()
-        self._file["logits"][rows] = chunk.logits.numpy()
-        self._file["label"][rows] = chunk.label.numpy()
-        self._file["predicted"][rows] = chunk.predicted.numpy()
-        self._filled += len(chunk)
-
-
-@contextmanager
-def writing_representation(
-    path: Path, n_samples: int, n_classes: int, n_features: int, about: Mapping[str, Any]
-) -> Iterator[RepresentationWriter]:
-    with creating(path, REPRESENTATION, about) as file:
-        yield RepresentationWriter(file, n_samples, n_classes, n_features)
+        yield append
 
 
 @dataclass(frozen=True)
@@ -337,8 +310,7 @@ class RepresentationFile:
 
     found: Found
     about: dict[str, Any]
-    n_classes: int
-    n_features: int
+    columns: tuple[StoredArray, StoredArray]  # features and logits
     label: Tensor
     predicted: Tensor
     rows: Tensor | None = None  # the rows of the file that belong to this source, in rising order; None: all
@@ -352,14 +324,17 @@ class RepresentationFile:
                 _check_within(file[name][:], n_classes, f"{name} numbers")
             if not len(file["label"]) == len(file["predicted"]) == len(file["feature"]) == n:
                 raise ValueError("its columns have different lengths")
-            return cls(
-                found=found,
-                about=about_of(file),
-                n_classes=n_classes,
-                n_features=file["feature"].shape[1],
-                label=torch.from_numpy(file["label"][:]),
-                predicted=torch.from_numpy(file["predicted"][:]),
-            )
+            columns = StoredArray.of(found.path, file["feature"]), StoredArray.of(found.path, file["logits"])
+            label, predicted = (torch.from_numpy(file[name][:]) for name in ("label", "predicted"))
+            return cls(found, about_of(file), columns, label, predicted)
+
+    @property
+    def n_features(self) -> int:
+        return self.columns[0].shape[1]
+
+    @property
+    def n_classes(self) -> int:
+        return self.columns[1].shape[1]
 
     def __len__(self) -> int:
         return len(self.label)
@@ -380,11 +355,6 @@ class RepresentationFile:
         """All rows in memory."""
         return self._read(slice(None) if self.rows is None else self.rows.numpy(), self.label)
 
-    @cached_property
-    def _columns(self) -> tuple[StoredArray, StoredArray]:
-        with reading(self.found, REPRESENTATION) as file:
-            return StoredArray.of(self.found.path, file["feature"]), StoredArray.of(self.found.path, file["logits"])
-
     @property
     def _rows_per_chunk(self) -> int:
         return max(1, CHUNK_BYTES // (4 * (self.n_classes + self.n_features)))
@@ -392,7 +362,7 @@ class RepresentationFile:
     def _read(self, rows: slice | NDArray[np.int64], label: Tensor) -> Representation:
         """Some rows of the file."""
         # new maps each time: with one for all reads, every row ever read would count as memory of this process
-        feature, logits = (torch.from_numpy(np.array(column.open()[rows])) for column in self._columns)
+        feature, logits = (torch.from_numpy(np.array(column.open()[rows])) for column in self.columns)
         for name, numbers in (("feature", feature), ("logits", logits)):
             if wrong := not_usable(numbers):
                 raise self.found.damaged(f"the {name} of {wrong}")
@@ -464,14 +434,11 @@ def read_network(found: Found, network_class: type[N]) -> N:
     spec = read_header(found, network_class.kind).spec
     try:
         own, tensors = NetworkSpec.from_json(spec), read_tensors(found)
-        check_weights(own.backbone, lambda: network_class(own), tensors)
-        network = network_class(own)
-        network.load_state_dict(tensors)
+        return with_weights(own.backbone, lambda: network_class(own), tensors).eval()
     except (ModelError, UnknownNameError, *DAMAGED) as error:
         if isinstance(error, ModelError) and is_hooked(str(spec.get("backbone"))):
             raise  # the code has changed, not the file
         raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.fix}") from None
-    return network.eval()
 
 
 # -- the state of an unfinished training

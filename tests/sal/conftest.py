@@ -19,9 +19,9 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Represe
         n, n_classes, n_features = len(x), x.n_classes, x.feature.shape[1]
         monkeypatch.setattr("salcli.store.formats.CHUNK_BYTES", 4 * (n_classes + n_features) * rows_per_chunk)
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.h5"
-        with writing_representation(path, n, n_classes, n_features, {}) as writer:
+        with writing_representation(path, n, n_classes, n_features, {}) as append:
             for rows in torch.arange(n).chunk(2):
-                writer.append(x.take(rows))
+                append(x.take(rows))
         return RepresentationFile.open(Found(path))
 
     return store

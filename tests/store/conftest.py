@@ -11,7 +11,6 @@ import pytest
 import torch
 from helpers.networks import spec
 
-from salcli.data.samples import Samples
 from salcli.data.splits import IdSplit
 from salcli.models.network import Classifier, OodClassifier
 from salcli.sal.gradients import Representation
@@ -31,14 +30,15 @@ def written(tmp_path_factory: pytest.TempPathFactory, representation: Representa
     """A folder with a file for every reader, under its name. Read only."""
     folder, part, rng = tmp_path_factory.mktemp("formats"), np.arange(3), np.random.default_rng(0)
     images = rng.integers(0, 256, (9, 1, 4, 4), dtype=np.uint8)
-    labeled = Samples(images, np.arange(9) % 3, ("a", "b", "c"), np.arange(9) > 5)
-    formats.write_samples(folder / "samples", labeled, "some", {"fit": "crop"}, tuple(f"{i}.png" for i in range(9)))
+    names = tuple(f"{i}.png" for i in range(9))
+    about = formats.Description("some", np.arange(9) % 3, ("a", "b", "c"), np.arange(9) > 5, {"fit": "crop"}, names)
+    formats.write_samples(folder / "samples", images, about)
     formats.write_id_split(folder / "split", IdSplit(part, part + 3, part + 6, part + 9), {})
     formats.write_wild_set(folder / "wild", formats.WildSet(part, part + 3), {})
     formats.write_wild_truth(folder / "truth", part > 1, {})
-    with formats.writing_representation(folder / "representation", 50, 4, 6, {"n": 50}) as writer:
+    with formats.writing_representation(folder / "representation", 50, 4, 6, {"n": 50}) as append:
         for start in range(0, 50, 20):
-            writer.append(representation.take(torch.arange(start, min(start + 20, 50))))
+            append(representation.take(torch.arange(start, min(start + 20, 50))))
     scores = rng.normal(size=7)
     chosen = formats.Candidates(np.array([1, 4]), scores, np.arange(7) % 3, scores[:5], 0.25, "sal")
     formats.write_candidates(folder / "candidates", chosen, {"seed": 3})

@@ -98,7 +98,8 @@ def test_the_source_loads_nothing_that_could_run_code() -> None:
     ids=["empty", "vectors", "many long class names"],
 )  # fmt: skip
 def test_samples_of_any_size_are_stored(tmp_path: Path, samples: Samples) -> None:
-    formats.write_samples(tmp_path / "set.h5", samples, "some")
+    rest = Description("some", samples.labels, samples.class_names)
+    formats.write_samples(tmp_path / "set.h5", samples.array, rest)
     found = formats.read_samples(Found(tmp_path / "set.h5"))
     np.testing.assert_array_equal(found.array, samples.array, strict=True)
     assert isinstance(found.array, np.memmap) or not len(samples)
@@ -119,10 +120,8 @@ def test_a_stream_with_fewer_rows_gives_the_same_bytes_as_those_rows_at_once(
     ends = np.cumsum([0, *sizes])
     pieces = (array[start:end] for start, end in pairwise(ends))
     rest = Description("some", np.arange(total), about={"fit": "crop"}, digests=sample_digests(array))
-    formats.write_streamed_samples(
-        folder / "streamed", (total + n_missing, 1, 2, 2), array.dtype, pieces, lambda: rest, may_be_fewer=True
-    )
-    formats.write_samples(folder / "at once", Samples(array, np.arange(total)), "some", {"fit": "crop"})
+    formats.write_streamed_samples(folder / "streamed", (total + n_missing, 1, 2, 2), array.dtype, pieces, lambda: rest)
+    formats.write_samples(folder / "at once", array, rest)
     content = files(folder)
     assert content["streamed"] == content["at once"]
     assert len(content) == 2
