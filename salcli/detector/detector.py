@@ -34,16 +34,7 @@ from salcli.detector.decisions import check_fdr, false_discovery_cutoff, p_value
 from salcli.detector.images import ImageFormat, as_paths
 from salcli.detector.vectors import VectorFormat
 from salcli.engine.device import resolve_device
-from salcli.errors import (
-    BadArtifactError,
-    DataError,
-    DeviceError,
-    MissingArtifactError,
-    ModelError,
-    UnknownNameError,
-    UsageMistakeError,
-    printable,
-)
+from salcli.errors import DataError, DeviceError, MissingArtifactError, UsageMistakeError, printable
 from salcli.methods.base import InputScore, Method, PostHoc, Trained, find_method, is_custom_method
 from salcli.methods.sal import Sal, variant_label
 from salcli.models.backbones import is_hooked, takes_vectors
@@ -53,7 +44,8 @@ from salcli.models.pretrained import Embedder, EmbedderSpec
 from salcli.pipeline.embed import ON_A_CPU
 from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ID_QUANTILE, is_below, threshold_that_keeps
-from salcli.store.files import DAMAGED, Found, Header, read_header, read_tensors, write_tensors
+from salcli.store.files import Found, Header, read_header, read_tensors, write_tensors
+from salcli.store.formats import as_described
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,20 +219,14 @@ class Detector:
         """
         found = Found(Path(path), MADE_BY)
         try:
-            found.path.open("rb").close()
+            header = read_header(found, KIND)
         except FileNotFoundError:
             raise MissingArtifactError(f"{found.path} is not there; make a detector with: {MADE_BY}") from None
-        header = read_header(found, KIND)
         custom = custom_code(header)
         for name in custom:
             check_may_import(name, str(found.path), allowed=allow_import)
-        try:
+        with as_described(found, has_custom_code=bool(custom)):
             content = _assemble(header, read_tensors(found))
-        except (ModelError, UnknownNameError, *DAMAGED) as error:
-            if isinstance(error, ModelError) and custom:
-                raise  # the custom code is missing or has changed; the file is fine
-            reason = str(error).partition("\n")[0]
-            raise BadArtifactError(f"{found.path} does not fit its own description ({reason}); {found.fix}") from None
         return cls(**content, id_quantile=id_quantile, device=device, batch_size=batch_size)
 
     def save(self, path: Path) -> None:

@@ -22,15 +22,7 @@ from salcli.detector.decisions import check_fdr, false_discovery_cutoff, too_few
 from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned, custom_code
 from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
-from salcli.errors import (
-    DataError,
-    MissingArtifactError,
-    StorageError,
-    UsageMistakeError,
-    as_text,
-    escaped,
-    printable,
-)
+from salcli.errors import DataError, MissingArtifactError, StorageError, UsageMistakeError, as_text, escaped, printable
 from salcli.models.backbones import import_path
 from salcli.models.custom import make_importable
 from salcli.params.reading import lookup, read_yaml
@@ -120,34 +112,38 @@ def predict(
     tally = Tally(loaded.threshold, loaded.id_quantile, takes.kind, fdr)
     n_known = len(files) if takes.kind == "images" else 0
     with (
-        _opened(out, output_format, table, takes.name_column) as write_rows,
+        _opened(out, output_format, table, takes.name_column) as write,
         (progress or Silent()).task("predict", n_known, takes.kind) as task,
-        _flagging(write_rows, tally) as write,
         closing(loaded.scan(files, columns)) as parts,
     ):
-        n_read = n_failed = 0
-        unwritten: list[Scanned] = []  # until a sample could be read: of an error alone, nothing is printed
+        held: list[Scanned] = []
         for part in parts:
-            reason = next(iter(part.failed.values()), "")
             if takes.kind == "images":
                 for i, why in part.failed.items():
                     say(f"cannot be read: {printable(part.names[i])}: {why}", "warning")
-            n_read, n_failed = n_read + len(part.predictions), n_failed + len(part.failed)
-            unwritten.append(part)
-            while n_read and unwritten:
-                write(unwritten.pop(0))
+            tally.add(part)
+            held.append(part)
+            while fdr is None and tally.n_samples and held:  # of errors alone, nothing is printed
+                write(held.pop(0))
             task.advance(len(part.names))
-        if n_read == 0 and takes.kind == "images":
+        if tally.n_samples == 0 and takes.kind == "images":
             raise DataError(f"no image could be read, of {len(files):,} files; the lines above say why")
-        if n_read == 0:
-            raise DataError(f"none of {n_failed:,} vectors can be used: {reason}")
+        if tally.n_samples == 0:
+            reason = next(iter(held[0].failed.values()))
+            raise DataError(f"none of {tally.n_unreadable:,} vectors can be used: {reason}")
+        if fdr is not None:
+            cutoff = false_discovery_cutoff(np.concatenate([part.predictions.p_values for part in held]), fdr)
+            tally.n_ood = 0
+            for part in held:
+                is_ood = part.predictions.p_values <= cutoff
+                tally.n_ood += int(is_ood.sum())
+                write(replace(part, predictions=replace(part.predictions, is_ood=is_ood)))
     if tally.n_unreadable and takes.kind == "vectors":
         rows = some_of(tally.unreadable)
         say(f"cannot be used: {tally.n_unreadable:,} vectors (rows {rows}); the column error says why", "warning")
-    if fdr is not None and not tally.n_ood:
-        reason = too_few_to_flag(tally.n_samples, len(loaded.calibration), fdr)
-        if reason:
-            say(reason, "warning")
+    too_few = "" if fdr is None else too_few_to_flag(tally.n_samples, len(loaded.calibration), fdr)
+    if too_few and not tally.n_ood:
+        say(too_few, "warning")
     return tally
 
 
@@ -165,7 +161,7 @@ def choose_detector(given: Path | None, folder: Path) -> tuple[Path, str]:
         return given or here, ""
     runs = folder / RUNS
     by_path = {path: path.relative_to(runs).parts for path in runs.rglob(DETECTOR)}  # SEED, experiment …, file
-    found = sorted(by_path, key=lambda path: (_number(by_path[path][0]), by_path[path]))
+    found = sorted(by_path, key=lambda path: (len(by_path[path][0]), by_path[path]))  # seeds as numbers
     if not found:
         raise MissingArtifactError(
             f"there is no {DETECTOR} here and none below {RUNS}/; "
@@ -177,10 +173,6 @@ def choose_detector(given: Path | None, folder: Path) -> tuple[Path, str]:
         raise UsageMistakeError(f"there are {len(found)} detectors; choose one:{names}{more}")
     others = f", the first of {len(found)} seeds" if len(found) > 1 else ""
     return found[0], f"detector: {found[0]}{others}"
-
-
-def _number(seed: str) -> int:
-    return int(seed) if seed.isdecimal() else 0
 
 
 def load_detector(path: Path, *, allow_import: bool = False, **options: Any) -> Detector:
@@ -297,25 +289,6 @@ def _opened(out: Path | None, output_format: str, table: Write | None, name_colu
             yield row_writer(file, output_format, name_column)
         finally:
             file.detach()
-
-
-@contextmanager
-def _flagging(write: Write, tally: Tally) -> Iterator[Write]:
-    """Count and write parts as they come; with a false discovery rate, when all p-values are known."""
-
-    def finish(part: Scanned) -> None:
-        write(part)
-        tally.add(part)
-
-    if tally.fdr is None:
-        yield finish
-        return
-    held: list[Scanned] = []
-    yield held.append
-    p_values = [part.predictions.p_values for part in held]
-    cutoff = false_discovery_cutoff(np.concatenate(p_values), tally.fdr)
-    for part, p in zip(held, p_values, strict=True):
-        finish(replace(part, predictions=replace(part.predictions, is_ood=p <= cutoff)))
 
 
 def row_writer(file: TextIO, output_format: str, name_column: str = "path") -> Write:

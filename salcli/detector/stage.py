@@ -19,13 +19,7 @@ from salcli.detector.vectors import VectorFormat
 from salcli.engine.batches import Rows
 from salcli.engine.device import Compute, computing, resolve_device
 from salcli.engine.inference import outputs_of
-from salcli.errors import (
-    BadArtifactError,
-    MetricsError,
-    MissingArtifactError,
-    ParamsError,
-    UnknownNameError,
-)
+from salcli.errors import BadArtifactError, MetricsError, MissingArtifactError, ParamsError, UnknownNameError
 from salcli.methods.base import Head, IdTrained, Known, Method, PostHoc, Trained, built_in
 from salcli.methods.sal import variant_label
 from salcli.models.backbones import AUTO

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -77,12 +77,12 @@ NOT_VARIANTS = {"representation", "networks", "evaluation", "average"}
 
 
 @contextmanager
-def _collected(prefix: str = "") -> Iterator[None]:
+def _collected() -> Iterator[None]:
     """pydantic collects what is wrong from ValueErrors only."""
     try:
         yield
     except SalError as error:
-        raise ValueError(f"{prefix}{error}") from None
+        raise ValueError(str(error)) from None
 
 
 def _each_once(items: tuple[T, ...]) -> tuple[T, ...]:
@@ -349,17 +349,6 @@ class TrainIdParams(TrainParams):
     penalty: Penalty
 
 
-def _trained_somehow(train_id: TrainIdParams, info: ValidationInfo) -> TrainIdParams:
-    model: ModelParams | None = info.data.get("model")
-    if model is None:
-        return train_id
-    if train_id.solver == LBFGS and model.trained != LINEAR:
-        raise ValueError(f"solver lbfgs fits linear heads, on vectors; for {model.backbone} use sgd, or freeze it")
-    if train_id.solver == SGD and train_id.epochs == 0 and (model.frozen or not model.brings_weights):
-        raise ValueError("epochs is 0, so model.weights must name a file; or train for at least one epoch")
-    return train_id
-
-
 class CheckedFilterParams(FilterParams):
     """With a score that there is: only here all scores are known."""
 
@@ -406,8 +395,8 @@ class _MethodsBase(Section):
             f"custom_{i}": (find_method(name).Params, Field(alias=name)) for i, name in enumerate(self.custom)
         }
         given = {name: values or {} for name, values in self.custom.items()}
-        own = create_model("CustomParams", **sections).model_validate(given)  # its errors name the method and the key
-        self.custom.update(zip(self.custom, dict(own).values(), strict=True))
+        checked = dict(create_model("CustomParams", **sections).model_validate(given))  # its errors name method and key
+        self.custom.update(zip(self.custom, checked.values(), strict=True))
         return self
 
     def of(self, name: str) -> Any:
@@ -446,7 +435,7 @@ class Params(Section):
     numerics: NumericsParams
     data: DataParams
     model: ModelParams
-    train_id: Annotated[TrainIdParams, AfterValidator(_trained_somehow)]
+    train_id: TrainIdParams
     extract_grads: ExtractGradsParams
     filter: CheckedFilterParams
     train_ood: TrainOodParams
@@ -466,137 +455,136 @@ class Params(Section):
                 return raw | {"evaluate": raw["evaluate"] | {"methods": [*dict.fromkeys([*trained, *post_hoc])]}}
         return raw
 
-    @model_validator(mode="after")
-    def _variants_are_defined(self) -> Self:
+    # what sections say of each other: each mistake as its key and one sentence
+
+    def mistakes(self) -> Iterator[tuple[str, str]]:
+        if wrong := list(self._wrong_variants()):
+            yield from wrong  # others would follow from these
+            return
+        yield from self._wrong_protocols()
+        yield from self._wrong_network()
+        if self.model.takes_vectors:
+            yield from self._wrong_for_vectors()
+        for name in self.evaluate.methods:
+            yield from self._wrong_method("evaluate.methods", name)
+        if self.detector.method != AUTO:
+            yield from self._wrong_method("detector.method", self.detector.method, AUTO)
+        yield from self._missing_params()
+
+    def _wrong_variants(self) -> Iterator[tuple[str, str]]:
         for name in self.variants:
             if name not in self.variant:
-                raise ValueError(
-                    f"variants names {name}, which variant does not define{did_you_mean(name, self.variant)}"
-                )
-            if not VARIANT_NAME.fullmatch(name) or name in NOT_VARIANTS or name in built_in():
-                raise ValueError(
-                    f"variants: {name!r} cannot be a variant's name; use a-z, 0-9, -, _ and ., such as sal-2"
-                )
+                yield "variants", f"names {name}, which variant does not define{did_you_mean(name, self.variant)}"
+            elif not VARIANT_NAME.fullmatch(name) or name in NOT_VARIANTS or name in built_in():
+                yield "variants", f"{name!r} cannot be a variant's name; use a-z, 0-9, -, _ and ., such as sal-2"
         for name, overrides in self.variant.items():
             if unknown := overrides.keys() - {"filter", "train_ood"}:
-                raise ValueError(f"variant.{name} may override filter and train_ood, got {', '.join(sorted(unknown))}")
-        return self
+                yield f"variant.{name}", f"may override filter and train_ood, got {', '.join(sorted(unknown))}"
+            for section in sorted(overrides.keys() - unknown):
+                try:
+                    self._overridden(name, section)
+                except ValidationError as error:
+                    yield from explained(error, type(getattr(self, section)), f"variant.{name}.{section}.")
 
-    @model_validator(mode="after")
-    def _data_fit_the_protocols(self) -> Self:
+    def _wrong_protocols(self) -> Iterator[tuple[str, str]]:
         """What is held out is what a variant needs, and ID data are recycled in the released protocol only."""
-        data = self.data
+        data, known = self.data, built_in()
         own = {name: self.variant[name].get("filter", {}) for name in self.variants}
         calibrations = {name: one.get("calibration", self.filter.calibration) for name, one in own.items()}
         held_out = [name for name, one in calibrations.items() if one == "holdout"]
-        known = built_in()
         held_out += [one for one in self.evaluate.methods if getattr(known.get(one), "needs_calibration", False)]
         others = [name for name, one in calibrations.items() if one != "id-svd"]
         if data.mixing == RECYCLE and others:
-            raise ValueError(
-                f"data.mixing is recycle, which is the released code's, but {', '.join(others)} is not (calibration "
-                "id-svd); use disjoint, or the preset released"
+            yield (
+                "data.mixing",
+                f"is recycle, which is the released code's, but {', '.join(others)} is not (calibration id-svd); "
+                "use disjoint, or the preset released",
             )
         if data.calibration is None and data.id_shares.calibration == 0 and held_out:
-            raise ValueError(
-                f"data.id_shares.calibration is 0, but {', '.join(held_out)} needs held-out ID data; give it a share, "
-                "name a set in data.calibration, or set filter.calibration to train or id-svd"
+            yield (
+                "data.id_shares.calibration",
+                f"is 0, but {', '.join(held_out)} needs held-out ID data; give it a share, name a set in "
+                "data.calibration, or set filter.calibration to train or id-svd",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _samples_fit_the_network(self) -> Self:
-        data, model = self.data, self.model
-        if model.frozen and takes_vectors(model.backbone):
-            raise ValueError(f"model.frozen is for networks that take images; {model.backbone} takes vectors")
-        if model.frozen and not model.brings_weights:
-            raise ValueError(
-                f"model.frozen needs trained weights: set model.weights to a file, or to pretrained for torchvision: "
-                f"and timm: networks, got {model.backbone} without"
+    def _wrong_network(self) -> Iterator[tuple[str, str]]:
+        data, model, train_id = self.data, self.model, self.train_id
+        name = model.backbone
+        if train_id.solver == LBFGS and model.trained != LINEAR:
+            yield "train_id", f"solver lbfgs fits linear heads, on vectors; for {name} use sgd, or freeze it"
+        if train_id.solver == SGD and train_id.epochs == 0 and (model.frozen or not model.brings_weights):
+            yield "train_id", "epochs is 0, so model.weights must name a file; or train for at least one epoch"
+        if self.train_ood.solver == LBFGS and model.trained != LINEAR:
+            yield "train_ood.solver", f"lbfgs fits linear heads, on vectors; for {name} use sgd"
+        if model.frozen and takes_vectors(name):
+            yield "model.frozen", f"is for networks that take images; {name} takes vectors"
+        elif model.frozen and not model.brings_weights:
+            yield (
+                "model.frozen",
+                "needs trained weights: set model.weights to a file, or to pretrained for torchvision: and timm: "
+                f"networks, got {name} without",
             )
-        if model.weights == PRETRAINED and not model.backbone.startswith((TORCHVISION, TIMM)):
-            raise ValueError(
-                f"model.weights: only torchvision: and timm: publish weights; name a file for {model.backbone}"
-            )
-        if takes_vectors(model.backbone):
+        if model.weights == PRETRAINED and not name.startswith((TORCHVISION, TIMM)):
+            yield "model.weights", f"only torchvision: and timm: publish weights; name a file for {name}"
+        if takes_vectors(name):
             for key, value in (("image_size", data.image_size), ("channels", data.channels)):
                 if value is not None:
-                    raise ValueError(f"data.{key} must be null for vectors, which {model.backbone} takes, got {value}")
+                    yield f"data.{key}", f"must be null for vectors, which {name} takes, got {value}"
         elif not model.frozen and None in (data.image_size, data.channels):
-            raise ValueError(
-                f"data.image_size and data.channels must be given for images, which {model.backbone} takes"
-            )
-        if model.takes_vectors:
-            self._check_vectors()
-        if self.train_ood.solver == LBFGS and model.trained != LINEAR:
-            raise ValueError(f"train_ood.solver: lbfgs fits linear heads, on vectors; for {model.backbone} use sgd")
-        return self
+            yield "data.image_size", f"and data.channels must be given for images, which {name} takes"
 
-    def _check_vectors(self) -> None:
+    def _wrong_for_vectors(self) -> Iterator[tuple[str, str]]:
         for key in ("rivals", "encoders"):
             for name in getattr(self, key):
                 if getattr(find_method(name), "needs_images", False):
-                    raise ValueError(
-                        f"{key}: {name} learns from views of images, and these samples are vectors; remove it"
-                    )
+                    yield key, f"{name} learns from views of images, and these samples are vectors; remove it"
         for key, section in (("train_id", self.train_id), ("train_ood", self.train_ood)):
             if section.augment != "none":
-                raise ValueError(f"{key}.augment must be none for vectors, got {section.augment}")
+                yield f"{key}.augment", f"must be none for vectors, got {section.augment}"
         if not self.model.frozen and (self.model.mean, self.model.std) != (AUTO, AUTO):
-            raise ValueError(
-                "model.mean and model.std must be auto for vectors: they are standardized with the ID data's"
-            )
+            yield "model.mean", "and model.std must be auto for vectors: they are standardized with the ID data's"
 
-    @model_validator(mode="after")
-    def _used_methods_are_trained(self) -> Self:
-        for name in self.evaluate.methods:
-            self._check_trained("evaluate.methods", name)
-        if self.detector.method != AUTO:
-            self._check_trained("detector.method", self.detector.method, AUTO)
-        return self
-
-    def _check_trained(self, where: str, name: str, *also: str) -> None:
+    def _wrong_method(self, where: str, name: str, *also: str) -> Iterator[tuple[str, str]]:
+        """A method that has to be trained must be named where that is done."""
         score, _, network = name.partition("@")
         if network:
             found = built_in(PostHoc).get(score) or built_in(InputScore).get(score)
             if found is None or getattr(found, "needs_wild", False) or getattr(found, "needs_calibration", False):
-                raise ValueError(f"{where}: {name} must be a post-hoc score of ID data alone, such as knn@{ALL_ID}")
-            if network != ALL_ID or ALL_ID not in self.encoders or where != "evaluate.methods":
-                raise ValueError(f"{where}: {name} is a row of evaluate.methods, with {ALL_ID} named in encoders, too")
-            return
-        if name in (*self.variants, *self.rivals, *self.encoders):
-            return
-        known = [*self.variants, *built_in(), *also]
-        with _collected(f"{where}: "):
-            if name not in known and not is_custom_method(name):
-                raise unknown_name("method", name, known)
-            found = find_method(name)
-        for key, kind in (("rivals", WildTrained), ("encoders", IdTrained)):
-            if issubclass(found, kind):
-                raise ValueError(f"{where} names {name}, which has to be trained; name it in {key}, too")
+                yield where, f"{name} must be a post-hoc score of ID data alone, such as knn@{ALL_ID}"
+            elif network != ALL_ID or ALL_ID not in self.encoders or where != "evaluate.methods":
+                yield where, f"{name} is a row of evaluate.methods, with {ALL_ID} named in encoders, too"
+        elif name not in (*self.variants, *self.rivals, *self.encoders):
+            known = [*self.variants, *built_in(), *also]
+            try:
+                if name not in known and not is_custom_method(name):
+                    raise unknown_name("method", name, known)
+                found = find_method(name)
+            except SalError as error:
+                yield where, str(error)
+                return
+            for key, kind in (("rivals", WildTrained), ("encoders", IdTrained)):
+                if issubclass(found, kind):
+                    yield where, f"names {name}, which has to be trained; name it in {key}, too"
 
-    @model_validator(mode="after")
-    @_collected()
-    def _custom_methods_have_params(self) -> Self:
+    def _missing_params(self) -> Iterator[tuple[str, str]]:
         """DVC needs the key of a method that is trained, also where it has nothing to set."""
         trained = [*self.rivals, *self.encoders]
         for name in dict.fromkeys([*trained, *self.evaluate.methods, self.filter.score, self.detector.method]):
             if not is_custom_method(name) or name in self.methods.custom:
                 continue
-            needed = [key for key, value in find_method(name).Params.model_fields.items() if value.is_required()]
-            if needed or name in trained:
-                keys = ", ".join(f"{key}: …" for key in needed)
-                raise ValueError(f"methods has no entry for {name}; add {name}: {{{keys}}}")
-        return self
+            with suppress(SalError):  # `_wrong_method` names it
+                needed = [key for key, value in find_method(name).Params.model_fields.items() if value.is_required()]
+                if needed or name in trained:
+                    keys = ", ".join(f"{key}: …" for key in needed)
+                    yield "methods", f"has no entry for {name}; add {name}: {{{keys}}}"
 
     def for_variant(self, name: str) -> Params:
         """The params of one variant of SAL: with its overrides of filter and train_ood."""
         if name not in self.variant:
             raise unknown_name("variant", name, self.variant)
-        return self.model_copy(update={section: self.overridden(name, section) for section in self.variant[name]})
+        return self.model_copy(update={section: self._overridden(name, section) for section in self.variant[name]})
 
-    def overridden(self, variant: str, section: str) -> Section:
-        """A section with the overrides of a variant."""
+    def _overridden(self, variant: str, section: str) -> Section:
         before: Section = getattr(self, section)
         return type(before).model_validate({**before.model_dump(), **self.variant[variant][section]})
 
@@ -650,29 +638,24 @@ def validated(raw: Mapping[str, Any], name: str, folder: Path = Path()) -> Param
         make_importable(folder / Path(code).expanduser())
     try:
         params = Params.model_validate(raw)
+        wrong = list(params.mistakes())
     except ValidationError as error:
-        raise ParamsError(f"{name} is not valid\n{error_lines(error, Params)}") from None
-    wrong = []
-    for variant, overrides in params.variant.items():
-        for section in overrides:
-            try:
-                params.overridden(variant, section)
-            except ValidationError as error:
-                wrong.append(error_lines(error, type(getattr(params, section)), f"variant.{variant}.{section}."))
+        wrong = list(explained(error, Params))
     if wrong:
-        raise ParamsError("\n".join([f"{name} is not valid", *wrong]))
+        width = max(len(key) for key, _ in wrong)
+        lines = [f"  {key:<{width}}  {message}" for key, message in wrong]
+        raise ParamsError("\n".join([f"{name} is not valid", *lines]))
     return params
 
 
 # -- errors in words
 
 
-def error_lines(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """One line for each mistake; `model` knows the valid keys."""
-    explained = [_explain(detail, model) for detail in error.errors()]
-    lines = [(f"{prefix}{key}".rstrip("."), message) for key, message in explained]
-    width = max(len(key) for key, _ in lines)
-    return "\n".join(f"  {key:<{width}}  {message}" for key, message in lines)
+def explained(error: ValidationError, model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each mistake as its dotted key and one sentence; `model` knows the valid keys."""
+    for detail in error.errors():
+        key, message = _explain(detail, model)
+        yield f"{prefix}{key}".rstrip("."), message
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
@@ -689,10 +672,7 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
             choices = re.findall(r"'(.*?)'", expected)
             return key, f"must be {expected}, got {value!r}{did_you_mean(str(value), choices)}"
         case "value_error":
-            message = str(detail["ctx"]["error"])
-            if model is Params and not key:  # a check of the whole file: its message starts with the key
-                key, _, message = message.partition(" ")
-            return key.removesuffix(":"), message
+            return key, str(detail["ctx"]["error"])
         case "model_type" | "model_attributes_type":
             return key, f"must be a section of keys and values, got {value!r}"
         case "tuple_type":

@@ -86,33 +86,35 @@ def write_streamed_samples(
     pieces: Iterable[NDArray[Any]],
     describe: Callable[[], Description],
 ) -> None:
-    """Store up to n samples as they come, then what `describe` says of them when all are there."""
+    """Store up to n samples as they come, then what `describe` says of them when all are there.
+
+    The size of a mapped array is fixed when its first row is written: if fewer than n came, they are written again.
+    """
     _check_space(path, shape, dtype)
     with atomic_path(path) as partial:
-        _write_all(partial, shape, dtype, pieces, describe)
+        with sealed_file(partial, SAMPLES, {}) as file:
+            stored, n_written = _write_rows(file, shape, dtype, pieces)
+            rest = describe()
+            _write_description(file, rest)
+            written = StoredArray.of(partial, stored)
+        if n_written < shape[0]:
+            array = written.open()[:n_written]
+            partial.unlink()  # the map keeps its content
+            with sealed_file(partial, SAMPLES, {}) as file:
+                _write_rows(file, array.shape, dtype, _pieces(array))
+                _write_description(file, rest)
 
 
-def _write_all(
-    path: Path,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    pieces: Iterable[NDArray[Any]],
-    describe: Callable[[], Description],
-) -> None:
-    """The size of a mapped array is fixed when its first row is written: if fewer came, they are written again."""
-    with sealed_file(path, SAMPLES, {}) as file:
-        stored, n_written = file.create_dataset(VECTORS if len(shape) == 2 else IMAGES, shape, dtype), 0
-        for piece in pieces:
-            if len(piece):
-                stored[n_written : n_written + len(piece)] = piece
-            n_written += len(piece)
-        rest = describe()
-        _write_description(file, rest)
-        written = StoredArray.of(path, stored)
-    if n_written < shape[0]:
-        array = written.open()[:n_written]
-        path.unlink()  # the map keeps its content
-        _write_all(path, array.shape, dtype, _pieces(array), lambda: rest)
+def _write_rows(
+    file: h5py.File, shape: tuple[int, ...], dtype: np.dtype[Any], pieces: Iterable[NDArray[Any]]
+) -> tuple[h5py.Dataset, int]:
+    """The array, and how many of its rows were written."""
+    stored, n_written = file.create_dataset(VECTORS if len(shape) == 2 else IMAGES, shape, dtype), 0
+    for piece in pieces:
+        if len(piece):
+            stored[n_written : n_written + len(piece)] = piece
+        n_written += len(piece)
+    return stored, n_written
 
 
 def _pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -122,7 +124,6 @@ def _pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 def read_samples(found: Found) -> Samples:
     """A prepared set, with its array as a read-only map of the file."""
     with reading(found, SAMPLES) as file:
-        about_of(file)["name"]  # a draft has none
         marks = {name: np.asarray(file[name]) for name in MARKS if name in file}
         stored = file[VECTORS if VECTORS in file else IMAGES]
         names = tuple(os.fsdecode(name) for name in file.get("class_names", ()))
@@ -432,13 +433,21 @@ def write_network(path: Path, network: Classifier, about: Mapping[str, Any]) -> 
 def read_network(found: Found, network_class: type[N]) -> N:
     """The network with its weights, ready for inference."""
     spec = read_header(found, network_class.kind).spec
+    with as_described(found, has_custom_code=is_hooked(str(spec.get("backbone")))):
+        own = NetworkSpec.from_json(spec)
+        return with_weights(own.backbone, lambda: network_class(own), read_tensors(found)).eval()
+
+
+@contextmanager
+def as_described(found: Found, *, has_custom_code: bool) -> Iterator[None]:
+    """What goes wrong inside means that a file does not fit its header, or that the custom code has changed."""
     try:
-        own, tensors = NetworkSpec.from_json(spec), read_tensors(found)
-        return with_weights(own.backbone, lambda: network_class(own), tensors).eval()
+        yield
     except (ModelError, UnknownNameError, *DAMAGED) as error:
-        if isinstance(error, ModelError) and is_hooked(str(spec.get("backbone"))):
-            raise  # the code has changed, not the file
-        raise BadArtifactError(f"{found.path} does not fit its own description ({error}); {found.fix}") from None
+        if isinstance(error, ModelError) and has_custom_code:
+            raise
+        reason = str(error).partition("\n")[0]
+        raise BadArtifactError(f"{found.path} does not fit its own description ({reason}); {found.fix}") from None
 
 
 # -- the state of an unfinished training

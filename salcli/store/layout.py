@@ -17,7 +17,7 @@ from salcli.progress import is_main_process
 from salcli.store.files import Found, fingerprint, locked, read_header
 
 SCRATCH = "scratch"
-RUNS = "runs"
+RUNS, SPLITS = "runs", "data/splits"
 SAL = "sal"  # the variant without overrides
 DETECTOR = "detector.safetensors"
 TEST_SCORES = "test-scores"  # the kind of scores.h5
@@ -79,82 +79,86 @@ class Experiment:
     def with_variant(self, name: str) -> Experiment:
         return replace(self, variant=name)
 
+    def _of_seed(self, path: str, command: str, *roots: Artifact) -> Artifact:
+        return Artifact(f"{RUNS}/{self.seed}/{path}", f"salcli {command} --seed {self.seed}", roots)
+
+    def _of_wild(self, path: str, command: str, *roots: Artifact, folder: str = RUNS) -> Artifact:
+        made_by = f"salcli {command} --ood {self.ood} --pi {self.pi} --seed {self.seed}"
+        return Artifact(f"{folder}/{self.seed}/{self.ood}/pi-{self.pi}/{path}", made_by, roots)
+
+    def _of_variant(self, path: str, command: str, *roots: Artifact) -> Artifact:
+        return self._of_wild(f"{self.variant}/{path}", f"{command} --variant {self.variant}", *roots)
+
     # -- of a seed
 
     @property
     def split(self) -> Artifact:
         """Which ID samples are for training, calibration, the wild set and the test."""
-        return Artifact(f"data/splits/{self.seed}/id.h5", f"salcli prepare split{self._of_seed}")
+        return Artifact(f"{SPLITS}/{self.seed}/id.h5", f"salcli prepare split --seed {self.seed}")
 
     @property
     def classifier(self) -> Artifact:
         """The ID classifier h_w."""
-        made_by = f"salcli train-id{self._of_seed}"
-        return Artifact(f"{self._seed_folder}/networks/classifier.safetensors", made_by, (self.split,))
+        return self._of_seed("networks/classifier.safetensors", "train-id", self.split)
 
     def train_id(self, suffix: str) -> Artifact:
         """Its training curve (csv), or its accuracy (json)."""
-        return Artifact(f"{self._seed_folder}/train-id.{suffix}", self.classifier.made_by)
+        return self._of_seed(f"train-id.{suffix}", "train-id")
 
     def encoder(self, name: str) -> Artifact:
         """A network that a rival trained from scratch on the ID data."""
-        made_by = f"salcli train-encoder --encoder {name}{self._of_seed}"
-        return Artifact(f"{self._seed_folder}/networks/{name}.safetensors", made_by, (self.split,))
+        return self._of_seed(f"networks/{name}.safetensors", f"train-encoder --encoder {name}", self.split)
 
     def encoder_curve(self, name: str) -> Artifact:
-        return Artifact(f"{self._seed_folder}/train-{name}.csv", self.encoder(name).made_by)
+        return self._of_seed(f"train-{name}.csv", f"train-encoder --encoder {name}")
 
     def id_representation(self, part: str) -> Artifact:
         """Features and logits of a part of the ID data: train, calibration or test."""
-        path = f"{self._seed_folder}/representation/id-{part}.h5"
-        return Artifact(path, f"salcli extract-grads id{self._of_seed}", (self.split, self.classifier))
+        return self._of_seed(f"representation/id-{part}.h5", "extract-grads id", self.split, self.classifier)
 
     # -- of a wild set
 
     @property
     def wild(self) -> Artifact:
         """The wild set and the OOD test set, as indices."""
-        return Artifact(f"{self._split_folder}/wild.h5", f"salcli prepare wild{self._of_wild}", (self.split,))
+        return self._of_wild("wild.h5", "prepare wild", self.split, folder=SPLITS)
 
     @property
     def truth(self) -> Artifact:
         """Which wild samples are OOD. For diagnosis only: neither the filter nor any training may use it."""
-        return Artifact(f"{self._split_folder}/truth.h5", self.wild.made_by, (self.split, self.wild))
+        return self._of_wild("truth.h5", "prepare wild", self.split, self.wild, folder=SPLITS)
 
     @property
     def wild_holdout(self) -> Artifact:
         """Wild samples that neither the filter nor any training sees, as indices (data.wild_holdout)."""
-        return Artifact(f"{self._split_folder}/wild-holdout.h5", self.wild.made_by, (self.split, self.wild))
+        return self._of_wild("wild-holdout.h5", "prepare wild", self.split, self.wild, folder=SPLITS)
 
     @property
     def wild_representation(self) -> Artifact:
-        path = f"{self._wild_folder}/representation/wild.h5"
-        return Artifact(path, f"salcli extract-grads wild{self._of_wild}", (self.classifier, self.wild))
+        return self._of_wild("representation/wild.h5", "extract-grads wild", self.classifier, self.wild)
 
     @property
     def wild_holdout_representation(self) -> Artifact:
-        path = f"{self._wild_folder}/representation/wild-holdout.h5"
-        return Artifact(path, f"salcli extract-grads wild{self._of_wild}", (self.classifier, self.wild_holdout))
+        path = "representation/wild-holdout.h5"
+        return self._of_wild(path, "extract-grads wild", self.classifier, self.wild_holdout)
 
     def test_representation(self, unseen: str = "") -> Artifact:
         """Of OOD test data: the rest of the set that is in the wild data, or an unseen set, which is only tested on."""
-        command = f"unseen --unseen {unseen}" if unseen else "wild"
-        path = f"{self._wild_folder}/representation/{f'unseen/{unseen}' if unseen else 'test'}.h5"
-        return Artifact(path, f"salcli extract-grads {command}{self._of_wild}", (self.classifier, self.wild))
+        path, what = (f"unseen/{unseen}", f"unseen --unseen {unseen}") if unseen else ("test", "wild")
+        return self._of_wild(f"representation/{path}.h5", f"extract-grads {what}", self.classifier, self.wild)
 
     def network(self, method: str) -> Artifact:
         """A network that was trained with the wild data: of a variant of SAL, or of a rival."""
-        path = f"{self._wild_folder}/networks/{method}.safetensors"
-        return Artifact(path, self._trained_by(method), (self.split, self.classifier, self.wild))
+        roots = self.split, self.classifier, self.wild
+        return self._of_wild(f"networks/{method}.safetensors", f"train-ood --method {method}", *roots)
 
     def curve(self, method: str) -> Artifact:
-        return Artifact(f"{self._wild_folder}/train-{method}.csv", self._trained_by(method))
+        return self._of_wild(f"train-{method}.csv", f"train-ood --method {method}")
 
     def evaluation(self, file: str, unseen: str = "") -> Artifact:
         """scores.h5, metrics.json, roc.csv, histogram.csv or estimates.json of all methods on one OOD test set."""
-        command = f"unseen --unseen {unseen}" if unseen else "own"
-        folder = f"{self._wild_folder}/evaluation{f'/unseen/{unseen}' if unseen else ''}"
-        return Artifact(f"{folder}/{file}", f"salcli evaluate {command}{self._of_wild}")
+        folder, what = (f"/unseen/{unseen}", f"unseen --unseen {unseen}") if unseen else ("", "own")
+        return self._of_wild(f"evaluation{folder}/{file}", f"evaluate {what}")
 
     @property
     def estimates(self) -> Artifact:
@@ -164,61 +168,29 @@ class Experiment:
     @property
     def detector(self) -> Artifact:
         """All that predictions need, in one file."""
-        return Artifact(f"{self._wild_folder}/{DETECTOR}", f"salcli detector{self._of_wild}")
+        return self._of_wild(DETECTOR, "detector")
 
     # -- of a variant
 
     @property
     def candidates(self) -> Artifact:
         """Candidate outliers and all filtering scores."""
-        made_by = f"salcli filter{self._of_variant}"
-        return Artifact(f"{self._variant_folder}/candidates.h5", made_by, (self.classifier, self.wild))
+        return self._of_variant("candidates.h5", "filter", self.classifier, self.wild)
 
     @property
     def filter_metrics(self) -> Artifact:
         """Threshold, number of candidates, ERR_in and ERR_out."""
-        return Artifact(f"{self._variant_folder}/filter.json", f"salcli filter{self._of_variant}")
+        return self._of_variant("filter.json", "filter")
 
     def theory(self, suffix: str) -> Artifact:
         """ζ, its condition, π̂ and the errors against T: json, png or svg."""
-        return Artifact(f"{self._variant_folder}/theory.{suffix}", f"salcli theory{self._of_variant}")
+        return self._of_variant(f"theory.{suffix}", "theory")
 
     def resume_state(self, what: str) -> Artifact:
         """The state of an unfinished training. DVC does not track it, so DVC does not delete it."""
         share = "" if self.pi == UNKNOWN else f"pi-{self.pi}"
         name = "-".join(filter(None, (what, self.ood, share if self.ood else "", str(self.seed))))
         return Artifact(f".salcli/resume/{name}.pt", "the command that trains it")
-
-    @property
-    def _seed_folder(self) -> str:
-        return f"{RUNS}/{self.seed}"
-
-    @property
-    def _split_folder(self) -> str:
-        return f"data/splits/{self.seed}/{self.ood}/pi-{self.pi}"
-
-    @property
-    def _wild_folder(self) -> str:
-        return f"{self._seed_folder}/{self.ood}/pi-{self.pi}"
-
-    @property
-    def _variant_folder(self) -> str:
-        return f"{self._wild_folder}/{self.variant}"
-
-    @property
-    def _of_seed(self) -> str:
-        return f" --seed {self.seed}"
-
-    @property
-    def _of_wild(self) -> str:
-        return f" --ood {self.ood} --pi {self.pi} --seed {self.seed}"
-
-    @property
-    def _of_variant(self) -> str:
-        return f" --variant {self.variant}{self._of_wild}"
-
-    def _trained_by(self, method: str) -> str:
-        return f"salcli train-ood --method {method}{self._of_wild}"
 
 
 class Workspace:

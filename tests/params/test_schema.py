@@ -127,6 +127,8 @@ def test_a_bad_value_is_named_with_what_is_right(overrides: dict[str, Any], key:
 def test_all_mistakes_are_reported_together() -> None:
     mistakes = {"data.ood": ["digits-89"], "filter.threshold_quantile": 95, "methods.knn.k": 0, "device": "gpu"}
     assert list(complaints(mistakes)) == ["device", "data.ood.0", "filter.threshold_quantile", "methods.knn.k"]
+    between_sections = {"train_id.solver": "lbfgs", "model.weights": "pretrained", "evaluate.methods": ["csi", "odim"]}
+    assert list(complaints(between_sections)) == ["train_id", "model.weights", "evaluate.methods"]
 
 
 VALUES = st.recursive(
@@ -232,6 +234,7 @@ def test_a_custom_method_is_imported_from_model_code_with_its_own_params(project
     ("overrides", "line"),
     [
         ({"methods.my_scores:Mine": {"k": 0}}, "methods.my_scores:Mine.k must be greater than or equal to 1, got 0"),
+        ({"methods.my_scores:Mine": {"k": 3, "shar": 0.1}}, "methods.my_scores:Mine.shar no such key (did you mean share?)"),
         ({"evaluate.methods": ["my_scores:Nine"]}, "evaluate.methods the custom method my_scores:Nine: my_scores has no Nine"),
         ({"rivals": ["my_scores:Plain"]}, "rivals.0 my_scores:Plain is not a class derived from salcli.methods.base.WildTrained"),
     ],
