@@ -243,12 +243,11 @@ def export(
     """
     from salcli.detector.export import BATCH_SIZES
     from salcli.detector.export import export as write
-    from salcli.detector.predict import choose_detector, load_detector
+    from salcli.detector.predict import open_detector
 
-    chosen, note = choose_detector(detector, Path())
-    if note:
-        say(note, "dim")
-    loaded = load_detector(chosen, id_quantile=id_quantile, device="cpu", allow_import=allow_import)
+    _, loaded = open_detector(
+        detector, lambda note, _: say(note, "dim"), id_quantile=id_quantile, device="cpu", allow_import=allow_import
+    )
     largest = write(loaded, out, to.value)
     say(
         f"wrote {out}: checked against the network with batches of {', '.join(map(str, BATCH_SIZES))}, "

@@ -24,7 +24,7 @@ from salcli.data.samples import some_of
 from salcli.data.vectors import ANY, TABLES, Columns, cell_texts
 from salcli.detector.decisions import holm, log_wealth, online_p_values, p_values
 from salcli.detector.detector import Detector
-from salcli.detector.predict import FORMAT_OF_SUFFIX, Say, choose_detector, find_files, load_detector
+from salcli.detector.predict import FORMAT_OF_SUFFIX, Say, find_files, open_detector
 from salcli.detector.vectors import check_columns
 from salcli.errors import DataError, StorageError, UsageMistakeError, as_text, printable
 from salcli.progress import Progress, Silent, Task
@@ -138,7 +138,6 @@ def monitor(
     columns: Columns = ANY,
     say: Say = lambda line, kind: None,
     progress: Progress | None = None,
-    allow_import: bool = False,
     **options: Any,  # of Detector.load
 ) -> Monitoring:
     """Score all samples, or read their scores, and compare each batch and their whole stream with the reference.
@@ -150,10 +149,7 @@ def monitor(
         raise UsageMistakeError(f"--alpha must be greater than 0 and less than 1, got {alpha:g}; for example {ALPHA}")
     if date_column and by != DAY:
         raise UsageMistakeError("--date names the column of dates for --by day; add that, or leave out --date")
-    path, note = choose_detector(detector, Path())
-    loaded = load_detector(path, allow_import=allow_import, **options)
-    if note:
-        say(note, "note")
+    path, loaded = open_detector(detector, say, **options)
     reader, shown = _Reader(loaded, path, by, date_column, columns), progress or Silent()
     unit = loaded.takes.kind
     with shown.task("monitor", 0, unit) as task:

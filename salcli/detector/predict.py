@@ -98,17 +98,14 @@ def predict(
         raise UsageMistakeError("--fdr and --id-quantile both decide what is OOD; use one of them")
     if out and out.is_dir():  # otherwise this would only show after all the work
         raise StorageError(f"{out} is a folder; name a file in it")
-    path, note = choose_detector(detector, Path())
-    loaded = load_detector(
-        path, id_quantile=id_quantile, batch_size=batch_size, device=device, allow_import=allow_import
+    _, loaded = open_detector(
+        detector, say, id_quantile=id_quantile, batch_size=batch_size, device=device, allow_import=allow_import
     )
     takes = loaded.takes
     if fdr is not None:
         check_fdr(fdr, len(loaded.calibration))
     listed = split_list(sys.stdin.buffer.read(), null=null) if STANDARD_INPUT in paths else []
     files = find_files(takes, paths, listed)
-    if note:
-        say(note, "note")
     tally = Tally(loaded.threshold, loaded.id_quantile, takes.kind, fdr)
     n_known = len(files) if takes.kind == "images" else 0
     with (
@@ -150,37 +147,13 @@ def predict(
 # --- which detector
 
 
-def choose_detector(given: Path | None, folder: Path) -> tuple[Path, str]:
-    """The path of the detector, and a note about the choice.
-
-    In this order: the given one; detector.safetensors in the folder; the one of the project's runs, with several seeds
-    that of the first. Experiments that differ in more than the seed are not ours to choose from.
-    """
-    here = folder / DETECTOR
-    if given is not None or here.is_file():
-        return given or here, ""
-    runs = folder / RUNS
-    by_path = {path: path.relative_to(runs).parts for path in runs.rglob(DETECTOR)}  # SEED, experiment …, file
-    found = sorted(by_path, key=lambda path: (len(by_path[path][0]), by_path[path]))  # seeds as numbers
-    if not found:
-        raise MissingArtifactError(
-            f"there is no {DETECTOR} here and none below {RUNS}/; "
-            f"make one with: {MADE_BY} (or dvc repro), or name a file with --detector"
-        )
-    if len({parts[1:] for parts in by_path.values()}) > 1:
-        names = "".join(f"\n  --detector {path}" for path in found[:MOST_LISTED])
-        more = f"\n  and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-        raise UsageMistakeError(f"there are {len(found)} detectors; choose one:{names}{more}")
-    others = f", the first of {len(found)} seeds" if len(found) > 1 else ""
-    return found[0], f"detector: {found[0]}{others}"
-
-
-def load_detector(path: Path, *, allow_import: bool = False, **options: Any) -> Detector:
+def open_detector(given: Path | None, say: Say, *, allow_import: bool = False, **options: Any) -> tuple[Path, Detector]:
     """`Detector.load`, with custom code looked for in this folder and where params.yaml says.
 
     Importing it must be allowed, unless the detector is below runs/ and params.yaml here names the same code: then the
     stages of this project have imported it already.
     """
+    path, note = choose_detector(given)
     custom = custom_code(read_header(Found(path, MADE_BY))) if path.is_file() else []
     custom = [name for name in custom if import_path(name)]
     if custom:
@@ -194,7 +167,34 @@ def load_detector(path: Path, *, allow_import: bool = False, **options: Any) -> 
             make_importable(Path())
             make_importable(Path(str(lookup(params, "model.code") or "")).expanduser())
     with redirect_stdout(sys.stderr):  # custom networks may print, and predictions go to standard output
-        return Detector.load(path, allow_import=allow_import, **options)
+        loaded = Detector.load(path, allow_import=allow_import, **options)
+    if note:
+        say(note, "note")
+    return path, loaded
+
+
+def choose_detector(given: Path | None) -> tuple[Path, str]:
+    """The path of the detector, and a note about the choice.
+
+    In this order: the given one; detector.safetensors here; the one of the project's runs, with several seeds that of
+    the first. Experiments that differ in more than the seed are not ours to choose from.
+    """
+    here, runs = Path(DETECTOR), Path(RUNS)
+    if given is not None or here.is_file():
+        return given or here, ""
+    by_path = {path: path.relative_to(runs).parts for path in runs.rglob(DETECTOR)}  # SEED, experiment …, file
+    found = sorted(by_path, key=lambda path: (len(by_path[path][0]), by_path[path]))  # seeds as numbers
+    if not found:
+        raise MissingArtifactError(
+            f"there is no {DETECTOR} here and none below {RUNS}/; "
+            f"make one with: {MADE_BY} (or dvc repro), or name a file with --detector"
+        )
+    if len({parts[1:] for parts in by_path.values()}) > 1:
+        names = "".join(f"\n  --detector {path}" for path in found[:MOST_LISTED])
+        more = f"\n  and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+        raise UsageMistakeError(f"there are {len(found)} detectors; choose one:{names}{more}")
+    others = f", the first of {len(found)} seeds" if len(found) > 1 else ""
+    return found[0], f"detector: {found[0]}{others}"
 
 
 # --- which files
