@@ -54,7 +54,7 @@ from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 TAU = "sal"  # the name of τ among the filter's scores
 BLEND, LEARNED, COMMITTEE = "blend", "learned", "committee"  # as AUTO, made of others: separators.py
 SOFTENED = 100.0  # the temperature of the second τ among them
-START_PENALTY = 2e-3  # of the OOD head that fine-tuning starts from, relative to the variance of the features
+START_PENALTY = 2e-2  # of the OOD head that fine-tuning starts from, relative to the variance of the features
 MOST_TO_START = 50_000  # samples of a side that it is fitted to
 MOST_NUMBERS = 100_000_000  # in the singular vectors of a detector's file: 0.8 GB
 
