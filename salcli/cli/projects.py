@@ -1,19 +1,32 @@
 """Commands around experiments: init, presets, methods, dag, data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from salcli.cli.session import PARAMS_YAML, say
+from salcli.cli.options import PARAMS_YAML, columns_of
+from salcli.cli.session import say
 from salcli.errors import UsageMistakeError
 
 HERE = Path()
 CUSTOM, COLUMNS, NETWORK = "Custom data", "Columns of vectors (.parquet, .npz)", "Network of images"
 BY_NAME = "found by name"
+
+
+def _custom(text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=CUSTOM, **settings)
+
+
+def _column(text: str, *names: str, default: str | None = None) -> Any:
+    return typer.Option(*names, help=text, metavar="COL", show_default=default or True, rich_help_panel=COLUMNS)
+
+
+def _network(text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=NETWORK, **settings)
 
 
 class Service(StrEnum):
@@ -81,6 +94,7 @@ def dag(
 
 
 def init(
+    context: typer.Context,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The folder; it is created if it does not exist.")
     ] = HERE,
@@ -106,119 +120,65 @@ def init(
     ] = None,
     id_path: Annotated[
         Path | None,
-        typer.Option(
+        _custom(
+            "Labeled samples: images in one folder per class or a CSV of path,label; or vectors in a .parquet, .npz or "
+            ".npy file.",
             "--id",
-            help="Labeled samples: images in one folder per class or a CSV of path,label; or vectors in a .parquet, "
-            ".npz or .npy file.",
-            rich_help_panel=CUSTOM,
         ),
     ] = None,
     wild: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--wild",
-            help="Mixed, unlabeled samples: any folder of images, or vectors; repeat for several.",
-            rich_help_panel=CUSTOM,
-        ),
+        _custom("Mixed, unlabeled samples: any folder of images, or vectors; repeat for several."),
     ] = None,
     test_ood: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--test-ood", help="Samples known to be OOD, to test on; repeat for several sets.", rich_help_panel=CUSTOM
-        ),
+        list[Path] | None, _custom("Samples known to be OOD, to test on; repeat for several sets.")
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(
-            "--calibration",
-            help="Labeled samples from the source of the wild ones, to set thresholds with: the cure for drift.",
+        _custom(
+            "Labeled samples from the source of the wild ones, to set thresholds with: the cure for drift.",
             show_default="held-out part of --id",
-            rich_help_panel=CUSTOM,
         ),
     ] = None,
     vector: Annotated[
         list[str] | None,
-        typer.Option(
-            "--vector",
-            metavar="COL",
-            help="The column of vectors; or repeat for several columns of numbers.",
-            show_default="found by type",
-            rich_help_panel=COLUMNS,
-        ),
+        _column("The column of vectors; or repeat for several columns of numbers.", default="found by type"),
     ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            "--label", metavar="COL", help="The column of classes.", show_default=BY_NAME, rich_help_panel=COLUMNS
-        ),
-    ] = None,
+    label: Annotated[str | None, _column("The column of classes.", default=BY_NAME)] = None,
     row_id: Annotated[
-        str | None,
-        typer.Option(
-            "--row-id",
-            metavar="COL",
-            help="The column that names rows in the report and in predictions.",
-            show_default=BY_NAME,
-            rich_help_panel=COLUMNS,
-        ),
+        str | None, _column("The column that names rows in the report and in predictions.", default=BY_NAME)
     ] = None,
-    show: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--show", metavar="COL", help="A column that the report shows; repeat for several.", rich_help_panel=COLUMNS
-        ),
-    ] = None,
+    show: Annotated[list[str] | None, _column("A column that the report shows; repeat for several.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
+        _network(
+            "torchvision:NAME, timm:NAME, one of salcli's, or MODULE:NAME, which is imported (your code runs).",
             metavar="NAME",
-            help="torchvision:NAME, timm:NAME, one of salcli's, or MODULE:NAME, which is imported (your code runs).",
             show_default="by data and machine",
-            rich_help_panel=NETWORK,
         ),
     ] = None,
     frozen: Annotated[
-        bool,
-        typer.Option(
-            "--frozen",
-            help="Do not train it: embed every image once, and fit linear heads.",
-            rich_help_panel=NETWORK,
-        ),
+        bool, _network("Do not train it: embed every image once, and fit linear heads.", "--frozen")
     ] = False,
     weights: Annotated[
         str | None,
-        typer.Option(
-            "--weights",
+        _network(
+            "The network's state dict, .safetensors or .pt, or pretrained: what torchvision or timm publish.",
             metavar="FILE",
-            help="The network's state dict, .safetensors or .pt, or pretrained: what torchvision or timm publish.",
-            rich_help_panel=NETWORK,
         ),
     ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option("--head", help="The network's last linear layer, if it is not found.", rich_help_panel=NETWORK),
-    ] = None,
+    head: Annotated[str | None, _network("The network's last linear layer, if it is not found.")] = None,
     mean: Annotated[
-        str | None,
-        typer.Option(
-            "--mean",
-            help="Mean that the network's input is normalized with, 0 to 1: 0.5 or R,G,B.",
-            rich_help_panel=NETWORK,
-        ),
+        str | None, _network("Mean that the network's input is normalized with, 0 to 1: 0.5 or R,G,B.")
     ] = None,
-    std: Annotated[
-        str | None, typer.Option("--std", help="Its standard deviation, in the same form.", rich_help_panel=NETWORK)
-    ] = None,
+    std: Annotated[str | None, _network("Its standard deviation, in the same form.")] = None,
     image_size: Annotated[
         int | None,
-        typer.Option(
-            "--image-size",
+        _network(
+            "Pixels of the images that the network sees.",
             metavar="N",
             min=1,
-            help="Pixels of the images that the network sees.",
             show_default="by its weights, or by your images",
-            rich_help_panel=NETWORK,
         ),
     ] = None,
 ) -> None:
@@ -231,18 +191,8 @@ def init(
     from salcli.project.init import create, refuse_to_overwrite
 
     values, chosen = dict(parse_assignment(text) for text in assignments or []), find(*preset or ())
-    given: dict[str, object] = {
-        "--id": id_path,
-        "--wild": wild,
-        "--test-ood": test_ood,
-        "--calibration": calibration,
-        "--vector": vector,
-        "--label": label,
-    }
-    given |= {"--row-id": row_id, "--show": show, "--model": model, "--frozen": frozen, "--weights": weights}
-    given |= {"--head": head, "--mean": mean, "--std": std, "--image-size": image_size}
-    if any(given.values()):
-        from salcli.data.vectors import Columns
+    given = _options_of_custom_data(context)
+    if given:
         from salcli.project.networks import NetworkOptions, channel_values
         from salcli.project.planning import plan_project
         from salcli.report.console import ConsoleProgress, console
@@ -254,8 +204,7 @@ def init(
         refuse_to_overwrite(folder, force)
         if image_size:
             values.setdefault("data.image_size", image_size)
-        vectors = tuple(vector or ())
-        columns = Columns(vectors[0] if len(vectors) == 1 else vectors or None, label, row_id, tuple(show or ()))
+        columns = columns_of(vector, label=label, row_id=row_id, show=tuple(show or ()))
         normalisation = channel_values("--mean", mean), channel_values("--std", std)
         network = NetworkOptions(model, head, weights, frozen, *normalisation)
         paths = id_path, wild, test_ood or []
@@ -266,7 +215,7 @@ def init(
             say(f"note: {note}", "dim")
         for warning in plan.warnings:
             say(f"warning: {warning}", "bold yellow")
-    project = create(folder, chosen, values, force=force, dvc=not no_dvc, custom=any(given.values()), ci=ci or "")
+    project = create(folder, chosen, values, force=force, dvc=not no_dvc, custom=bool(given), ci=ci or "")
     created, kept = (
         [name for name in names if not name.startswith(".dvc/p")] for names in (project.created, project.kept)
     )
@@ -281,15 +230,23 @@ def init(
     say(f"next: {' && '.join([*go_there, *project.next_commands])}", "bold")
 
 
-def _check_options(given: Mapping[str, object], preset: str) -> None:
-    missing = [option for option in ("--id", "--wild") if not given[option]]
+def _options_of_custom_data(context: typer.Context) -> dict[str, Any]:
+    """Those of a panel that were given, with their values."""
+    panels = (CUSTOM, COLUMNS, NETWORK)
+    of_panels = [one for one in context.command.params if getattr(one, "rich_help_panel", None) in panels]
+    values = {one.opts[0]: context.params[one.name or ""] for one in of_panels}
+    return {option: value for option, value in values.items() if value}
+
+
+def _check_options(given: Collection[str], preset: str) -> None:
+    missing = [option for option in ("--id", "--wild") if option not in given]
     if missing:
-        there = next(option for option, value in given.items() if value)
+        there = next(iter(given))
         raise UsageMistakeError(f"{there} needs {' and '.join(missing)} as well: labeled and unlabeled samples")
     if preset != "default":
         raise UsageMistakeError(f"--preset {preset} is for published data; leave it out, or --id and --wild")
-    alone = [option for option in ("--weights", "--head", "--mean", "--std") if given[option] and not given["--model"]]
-    if alone:
+    alone = [option for option in ("--weights", "--head", "--mean", "--std") if option in given]
+    if alone and "--model" not in given:
         raise UsageMistakeError(f"{alone[0]} is about a network; name that with --model")
 
 

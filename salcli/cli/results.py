@@ -1,27 +1,15 @@
 """Commands that show results and files: table, report, review, inspect, verify, theory, sweep-pi, toy."""
 
 from enum import StrEnum
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from salcli.cli.session import (
-    PARAMS_YAML,
-    RUN,
-    Assignments,
-    OodSets,
-    ParamsFile,
-    Scratch,
-    Seeds,
-    Session,
-    Shares,
-    Variants,
-    say,
-)
+from salcli.cli.options import OOD, PARAMS, PI, READ_SCRATCH, RUN, SCRATCH, SEED, SET, VARIANT, option, taking
+from salcli.cli.session import Session, say, written
 from salcli.errors import BadArtifactError, ParamsError, ReviewError, UsageMistakeError, escaped, unknown_name
-
-ReadScratch = Annotated[bool, typer.Option("--scratch", help="Read from scratch/ first.", rich_help_panel=RUN)]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,8 +47,10 @@ class Order(StrEnum):
     score = "score"
 
 
+@taking(PARAMS)
 def table(
-    params: ParamsFile = PARAMS_YAML,
+    *,
+    params: Path,
     scratch: Annotated[
         bool, typer.Option("--scratch", help="Show the evaluations in scratch/.", rich_help_panel=RUN)
     ] = False,
@@ -78,12 +68,11 @@ def table(
         bool, typer.Option("--intervals", help="Show 95% intervals of FPR95 and AUROC over the test samples.")
     ] = False,
     fpr95: Annotated[
-        Convention, typer.Option("--fpr95", help="Which class is positive in FPR95; OpenOOD's tables: ood-positive.")
+        Convention, typer.Option(help="Which class is positive in FPR95; OpenOOD's tables: ood-positive.")
     ] = Convention.id_positive,
     sort: Annotated[
         Sort | None,
         typer.Option(
-            "--sort",
             metavar="COLUMN",
             help=f"Sort each section by {', '.join(Sort)}.",
             show_default="all by the average FPR95",
@@ -183,23 +172,23 @@ def inspect(
     console.print(file_view(file, top))
 
 
+def _one(name: str, text: str, kind: type = str, default: str = "the first", **limits: Any) -> Parameter:
+    return option(kind | None, name, text, show_default=default, rich_help_panel=RUN, **limits)
+
+
+A_VARIANT = _one("--variant", "The variant of SAL.")
+
+
+@taking(
+    PARAMS,
+    _one("--ood", "The OOD set to show in full."),
+    _one("--pi", "The share π."),
+    _one("--seed", "The seed to show in full.", int, min=0),
+    A_VARIANT,
+    option(str | None, "--unseen", "Show the test on this set of data.test_ood.", rich_help_panel=RUN),
+    READ_SCRATCH,
+)
 def report(
-    params: ParamsFile = PARAMS_YAML,
-    ood: Annotated[
-        str | None,
-        typer.Option(help="The OOD set to show in full.", show_default="the first", rich_help_panel=RUN),
-    ] = None,
-    pi: Annotated[str | None, typer.Option(help="The share π.", show_default="the first", rich_help_panel=RUN)] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="The seed to show in full.", show_default="the first", rich_help_panel=RUN)
-    ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="The variant of SAL.", show_default="the first", rich_help_panel=RUN)
-    ] = None,
-    unseen: Annotated[
-        str | None, typer.Option(help="Show the test on this set of data.test_ood.", rich_help_panel=RUN)
-    ] = None,
-    scratch: ReadScratch = False,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     top: Annotated[int, typer.Option(min=1, max=500, help="Candidates to show, highest score first.")] = 120,
     figures: Annotated[
@@ -208,6 +197,10 @@ def report(
     show: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open it in a browser.", show_default="in a terminal")
     ] = None,
+    *,
+    params: Path,
+    scratch: bool,
+    **shown: Any,
 ) -> None:
     """Write one HTML page: table, candidates, scores, mistakes, training, theory, provenance.
 
@@ -219,40 +212,21 @@ def report(
 
     if out.is_dir():
         raise UsageMistakeError(f"--out {out} is a folder; name a file, for example {out / 'report.html'}")
-    session = Session.open(
-        "report",
-        params,
-        None,
-        ood=[ood] if ood else None,
-        pi=[pi] if pi else None,
-        seed=None if seed is None else [seed],
-        variant=[variant] if variant else None,
-        unseen=[unseen] if unseen else None,
-        scratch=scratch,
-        parallel=False,
-    )
-    experiment = session.experiments[0]
-    page = collect(
-        session.workspace, session.params, params, experiment, session.progress, unseen=unseen or "", top=top
-    )
-    written = [path for chart in page.charts for path in chart.write(figures)] if figures else []
+    chosen = {name: [value] for name, value in shown.items() if value not in (None, "")}
+    session = Session.open("report", {"params": params, "scratch": scratch, **chosen}, parallel=False)
+    experiment, unseen = session.experiments[0], shown["unseen"] or ""
+    page = collect(session.workspace, session.params, params, experiment, session.progress, unseen=unseen, top=top)
+    drawn = [path for chart in page.charts for path in chart.write(figures)] if figures else []
     write_text(out, render(page))
-    session.finish("", [], outside=[out, *written])
+    session.finish("", [out, *drawn])
     if show or (show is None and console.is_terminal):
         import webbrowser
 
         webbrowser.open(out.resolve().as_uri())
 
 
+@taking(PARAMS, OOD, PI, SEED, A_VARIANT, READ_SCRATCH)
 def review(
-    params: ParamsFile = PARAMS_YAML,
-    ood: OodSets = None,
-    pi: Shares = None,
-    seed: Seeds = None,
-    variant: Annotated[
-        str | None, typer.Option(help="The variant of SAL.", show_default="the first", rich_help_panel=RUN)
-    ] = None,
-    scratch: ReadScratch = False,
     file: Annotated[
         Path | None,
         typer.Argument(
@@ -261,14 +235,13 @@ def review(
             show_default="label-studio.json with --to",
         ),
     ] = None,
-    to: Annotated[Exchange | None, typer.Option("--to", help="Write tasks for Label Studio, not a CSV.")] = None,
+    to: Annotated[Exchange | None, typer.Option(help="Write tasks for Label Studio, not a CSV.")] = None,
     back: Annotated[
         Exchange | None, typer.Option("--from", help="Write the CSV from the labels that Label Studio exported.")
     ] = None,
     by: Annotated[
         Order | None,
         typer.Option(
-            "--by",
             help="Which samples come first: those next to T, where a label teaches most, or those with the highest "
             "score.",
             show_default="uncertainty with --to, else score",
@@ -277,7 +250,6 @@ def review(
     images: Annotated[
         str | None,
         typer.Option(
-            "--images",
             metavar="URL",
             help="With --to: where Label Studio finds the images, as a prefix of their file names.",
             show_default="copies of 512 pixels in the tasks",
@@ -286,6 +258,9 @@ def review(
     out: Annotated[Path, typer.Option(help="The list to write.")] = Path("review.csv"),
     below: Annotated[int, typer.Option(min=0, help="Wild samples just below T to list as well.")] = 20,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing list.")] = False,
+    *,
+    variant: str | None,
+    **given: Any,
 ) -> None:
     """Write the candidate outliers to a CSV that a person can correct, for `train-ood --review`.
 
@@ -308,39 +283,39 @@ def review(
         raise UsageMistakeError("name the file that Label Studio exported: salcli review --from label-studio FILE")
     if images is not None and not to:
         raise UsageMistakeError("--images goes with --to label-studio")
-    written = file or Path("label-studio.json") if to else out
-    if to and written.suffix.lower() != ".json":
-        raise UsageMistakeError(f"{written}: Label Studio imports tasks from a file that ends in .json")
-    if written.exists() and not force:
+    target = file or Path("label-studio.json") if to else out
+    if to and target.suffix.lower() != ".json":
+        raise UsageMistakeError(f"{target}: Label Studio imports tasks from a file that ends in .json")
+    if target.exists() and not force:
         raise ReviewError(
-            f"{written} exists already, perhaps with decisions; name another {'FILE' if to else '--out'}, or overwrite "
+            f"{target} exists already, perhaps with decisions; name another {'FILE' if to else '--out'}, or overwrite "
             "with --force"
         )
-    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": [variant] if variant else None}
-    session = Session.open("review", params, None, **options, scratch=scratch, parallel=False)
-    workspace, project = session.workspace, session.params
-    shown = variant or project.incumbent  # of two variants, most samples would be listed twice
-    rows, tasks = [], []
+    session = Session.open("review", {**given, "variant": [variant] if variant else None}, parallel=False)
+    workspace, params = session.workspace, session.params
+    train = f"salcli train-ood --review {quote(relpath(out, given['params'].parent))}"
     if back and file:
-        rows = lists.read_label_studio(file, workspace, project, session.experiments)
-    for experiment in [one for one in session.experiments if one.variant == shown] if not back else ():
-        own = lists.rows_for_review(workspace, project, experiment, below)
+        rows = lists.read_label_studio(file, workspace, params, session.experiments)
+        lists.write_review(out, rows)
+        n_dropped, n_added = (sum(row.decision == word for row in rows) for word in (lists.DROP, lists.ADD))
+        say(f"labels in {file}: {n_dropped} candidates dropped, {n_added} samples added")
+        session.finish(review_table(rows), [out], train)
+        return
+    shown = variant or params.incumbent  # of two variants, most samples would be listed twice
+    rows, tasks = [], []
+    for experiment in (one for one in session.experiments if one.variant == shown):
+        own = lists.rows_for_review(workspace, params, experiment, below)
         if by is Order.uncertainty or (by is None and to):
             own = lists.nearest_first(own)
         rows += own
         if to:
-            tasks += lists.label_studio_tasks(own, *wild_addresses(workspace, project, experiment, own, images))
+            tasks += lists.label_studio_tasks(own, *wild_addresses(workspace, params, experiment, own, images))
     if to:
-        command = f"label them in Label Studio, then: salcli review --from label-studio EXPORT --out {quote(str(out))}"
-        session.finish(review_table(rows), [], command, outside=lists.write_label_studio(written, tasks))
-        return
-    lists.write_review(out, rows)
-    command = f"salcli train-ood --review {quote(relpath(out, params.parent))}"
-    if back:
-        n_dropped, n_added = (sum(row.decision == word for row in rows) for word in (lists.DROP, lists.ADD))
-        say(f"labels in {file}: {n_dropped} candidates dropped, {n_added} samples added")
-    then = command if back else f"correct the column decision, then: {command}"
-    session.finish(review_table(rows), [], then, outside=[out])
+        then = f"label them in Label Studio, then: salcli review --from label-studio EXPORT --out {quote(str(out))}"
+        session.finish(review_table(rows), lists.write_label_studio(target, tasks), then)
+    else:
+        lists.write_review(out, rows)
+        session.finish(review_table(rows), [out], f"correct the column decision, then: {train}")
 
 
 def verify(
@@ -359,37 +334,28 @@ def verify(
     say(f"{done.n_files - done.n_unknown} files match their checksums{more}")
 
 
-def theory(
-    params: ParamsFile = PARAMS_YAML,
-    ood: OodSets = None,
-    pi: Shares = None,
-    seed: Seeds = None,
-    variant: Variants = None,
-    scratch: Scratch = False,
-    assignments: Assignments = None,
-) -> None:
+@taking(PARAMS, OOD, PI, SEED, VARIANT, SCRATCH, SET)
+def theory(**given: Any) -> None:
     """Measure what the theorems are about: the discrepancy ζ, π, τ and the errors against T."""
     from salcli.pipeline import theory as stage
     from salcli.report.figures import FORMATS, write_theory_figure
     from salcli.report.stage_tables import theory_view
 
-    options: dict[str, Any] = {"ood": ood, "pi": pi, "seed": seed, "variant": variant}
-    session = Session.open("theory", params, assignments, **options, scratch=scratch, parallel=False)
+    session = Session.open("theory", given, parallel=False)
     done = session.run(stage.run, session.experiments)
-    written = []
+    figures = []
     for result in done:
-        figures = [session.workspace.target(result.experiment.theory(kind)) for kind in FORMATS]
-        write_theory_figure(result, figures)
-        written += [*result.written, *figures]
-    session.finish(theory_view(done), written)
+        drawn = [session.workspace.target(result.experiment.theory(kind)) for kind in FORMATS]
+        write_theory_figure(result, drawn)
+        figures += drawn
+    session.finish(theory_view(done), [*written(done), *figures])
 
 
+@taking(PARAMS, OOD, SEED)
 def sweep_pi(
-    params: ParamsFile = PARAMS_YAML,
-    ood: OodSets = None,
-    seed: Seeds = None,
     variant: Annotated[str, typer.Option(help="The variant of SAL.", rich_help_panel=RUN)] = "sal",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write pi.csv, pi.png and pi.svg.")] = Path("sweep"),
+    **given: Any,
 ) -> None:
     """Draw ERR_in, ERR_out and FPR95 against π, with the paper's points, for all π that have been built.
 
@@ -401,7 +367,7 @@ def sweep_pi(
     from salcli.store.files import write_text
     from salcli.store.layout import RUNS, UNKNOWN
 
-    session = Session.open("sweep-pi", params, None, ood=ood, seed=seed, parallel=False)
+    session = Session.open("sweep-pi", given, parallel=False)
     if UNKNOWN in session.params.data.pi:
         raise ParamsError("data.pi is [unknown]: the wild data come as they are, so there is no share to sweep")
     wanted = {(experiment.ood, experiment.seed) for experiment in session.experiments}
@@ -411,12 +377,12 @@ def sweep_pi(
     if len(shares) < 2:
         built = f"only π {shares[0]:g} has been built" if len(shares) else "nothing has been built"
         raise ParamsError(f"{built}; set data.pi to several shares, such as [0.05, 0.1, 0.5], and run dvc repro")
-    written = [out / "pi.csv", *(out / f"pi.{kind}" for kind in FORMATS)]
-    write_text(written[0], points.to_csv(index=False, float_format="%.6g"))
+    table_file, figures = out / "pi.csv", [out / f"pi.{kind}" for kind in FORMATS]
+    write_text(table_file, points.to_csv(index=False, float_format="%.6g"))
     ood_sets = list(points["ood"].unique())
     setting = f"{session.params.data.id}, {session.params.model.backbone}"
-    write_sweep_figure(points, paper_curves(session.params, ood_sets), setting, written[1:])
-    session.finish(sweep_grid(points).rich(), [], outside=written)
+    write_sweep_figure(points, paper_curves(session.params, ood_sets), setting, figures)
+    session.finish(sweep_grid(points).rich(), [table_file, *figures])
 
 
 def toy(
@@ -436,7 +402,7 @@ def toy(
     if calibration not in stage.CALIBRATIONS:
         raise unknown_name("calibration", calibration, stage.CALIBRATIONS)
     done = stage.run(range(first_seed, first_seed + seeds), progress=ConsoleProgress())
-    written = [folder / f"toy.{kind}" for kind in FORMATS]
-    write_toy_figure([result for result in done if result.seed == first_seed], calibration, written)
+    figures = [folder / f"toy.{kind}" for kind in FORMATS]
+    write_toy_figure([result for result in done if result.seed == first_seed], calibration, figures)
     console.print(toy_table(done))
-    say(f"wrote {', '.join(map(str, written))}", "dim")
+    say(f"wrote {', '.join(map(str, figures))}", "dim")
