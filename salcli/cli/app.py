@@ -52,23 +52,19 @@ def friendly_errors() -> Iterator[None]:
         else:
             raise
         _fail(f"error: {message}", BAD_INPUT)
-    except MemoryError as error:
-        _fail(_no_memory(error), BAD_INPUT)
-    except RuntimeError as error:
-        if NO_MEMORY.search(str(error)):
-            _fail(_no_memory(error), BAD_INPUT)
-        if world_size() == 1 or not LOST_PEER.search(str(error)):
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+            reason = str(error).partition("\n")[0] or "more than there is"
+            message = f"there is not enough memory ({reason}); use smaller images, batches or a smaller network"
+        elif world_size() > 1 and LOST_PEER.search(str(error)):
+            message = "another process has ended; its own message says why"
+        else:
             raise
-        _fail("error: another process has ended; its own message says why", BAD_INPUT)
+        _fail(f"error: {message}", BAD_INPUT)
     except KeyboardInterrupt:
         _fail("interrupted; nothing half-written is left behind, run the same command again", INTERRUPTED)
     except _Terminated:
         _fail("terminated; nothing half-written is left behind, run the same command again", TERMINATED)
-
-
-def _no_memory(error: BaseException) -> str:
-    reason = str(error).partition("\n")[0] or "more than there is"
-    return f"error: there is not enough memory ({reason}); use smaller images, batches or a smaller network"
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -1,6 +1,6 @@
 """Options that several commands share, and how a command takes them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -43,6 +43,12 @@ def override(key: str, kind: Any, text: str, name: str = "") -> Parameter:
     name = name or f"--{key.rpartition('.')[2].replace('_', '-')}"
     shown = option(kind | None, name, text, show_default=key, rich_help_panel=OVERRIDE)
     return shown.replace(name=key.replace(".", "__"))
+
+
+def overrides_in(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of params.yaml, and the values that options gave them."""
+    keys = {name.replace("__", "."): value for name, value in given.items() if name == "device" or "__" in name}
+    return {key: value for key, value in keys.items() if value not in (None, [])}
 
 
 def several(kind: Any, name: str, text: str, **settings: Any) -> Parameter:

@@ -1,14 +1,14 @@
 """Commands around experiments: init, presets, methods, dag, data."""
 
-from collections.abc import Collection
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
 import typer
 
-from salcli.cli.options import PARAMS_YAML, columns_of
+from salcli.cli.options import PARAMS_YAML, columns_of, option, taking
 from salcli.cli.session import say
 from salcli.errors import UsageMistakeError
 
@@ -17,16 +17,9 @@ CUSTOM, COLUMNS, NETWORK = "Custom data", "Columns of vectors (.parquet, .npz)",
 BY_NAME = "found by name"
 
 
-def _custom(text: str, *names: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=CUSTOM, **settings)
-
-
-def _column(text: str, *names: str, default: str | None = None) -> Any:
-    return typer.Option(*names, help=text, metavar="COL", show_default=default or True, rich_help_panel=COLUMNS)
-
-
-def _network(text: str, *names: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=NETWORK, **settings)
+_custom = partial(option, rich_help_panel=CUSTOM)
+_column = partial(option, rich_help_panel=COLUMNS, metavar="COL")
+_network = partial(option, rich_help_panel=NETWORK)
 
 
 class Service(StrEnum):
@@ -93,8 +86,63 @@ def dag(
         console.print(pipeline_table(stages))
 
 
+@taking(
+    _custom(
+        Path | None,
+        "--id",
+        "Labeled samples: images in one folder per class or a CSV of path,label; or vectors in a .parquet, .npz or "
+        ".npy file.",
+    ),
+    _custom(
+        list[Path] | None,
+        "--wild",
+        "Mixed, unlabeled samples: any folder of images, or vectors; repeat for several.",
+    ),
+    _custom(list[Path] | None, "--test-ood", "Samples known to be OOD, to test on; repeat for several sets."),
+    _custom(
+        Path | None,
+        "--calibration",
+        "Labeled samples from the source of the wild ones, to set thresholds with: the cure for drift.",
+        show_default="held-out part of --id",
+    ),
+    _column(
+        list[str] | None,
+        "--vector",
+        "The column of vectors; or repeat for several columns of numbers.",
+        show_default="found by type",
+    ),
+    _column(str | None, "--label", "The column of classes.", show_default=BY_NAME),
+    _column(
+        str | None, "--row-id", "The column that names rows in the report and in predictions.", show_default=BY_NAME
+    ),
+    _column(list[str] | None, "--show", "A column that the report shows; repeat for several."),
+    _network(
+        str | None,
+        "--model",
+        "torchvision:NAME, timm:NAME, one of salcli's, or MODULE:NAME, which is imported (your code runs).",
+        metavar="NAME",
+        show_default="by data and machine",
+    ),
+    _network(bool, "--frozen", "Do not train it: embed every image once, and fit linear heads.", False),
+    _network(
+        str | None,
+        "--weights",
+        "The network's state dict, .safetensors or .pt, or pretrained: what torchvision or timm publish.",
+        metavar="FILE",
+    ),
+    _network(str | None, "--head", "The network's last linear layer, if it is not found."),
+    _network(str | None, "--mean", "Mean that the network's input is normalized with, 0 to 1: 0.5 or R,G,B."),
+    _network(str | None, "--std", "Its standard deviation, in the same form."),
+    _network(
+        int | None,
+        "--image-size",
+        "Pixels of the images that the network sees.",
+        metavar="N",
+        min=1,
+        show_default="by its weights, or by your images",
+    ),
+)
 def init(
-    context: typer.Context,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The folder; it is created if it does not exist.")
     ] = HERE,
@@ -118,69 +166,7 @@ def init(
         Service | None,
         typer.Option("--ci", help="Write a workflow: dvc repro, the table as a comment, failure if FPR95 gets worse."),
     ] = None,
-    id_path: Annotated[
-        Path | None,
-        _custom(
-            "Labeled samples: images in one folder per class or a CSV of path,label; or vectors in a .parquet, .npz or "
-            ".npy file.",
-            "--id",
-        ),
-    ] = None,
-    wild: Annotated[
-        list[Path] | None,
-        _custom("Mixed, unlabeled samples: any folder of images, or vectors; repeat for several."),
-    ] = None,
-    test_ood: Annotated[
-        list[Path] | None, _custom("Samples known to be OOD, to test on; repeat for several sets.")
-    ] = None,
-    calibration: Annotated[
-        Path | None,
-        _custom(
-            "Labeled samples from the source of the wild ones, to set thresholds with: the cure for drift.",
-            show_default="held-out part of --id",
-        ),
-    ] = None,
-    vector: Annotated[
-        list[str] | None,
-        _column("The column of vectors; or repeat for several columns of numbers.", default="found by type"),
-    ] = None,
-    label: Annotated[str | None, _column("The column of classes.", default=BY_NAME)] = None,
-    row_id: Annotated[
-        str | None, _column("The column that names rows in the report and in predictions.", default=BY_NAME)
-    ] = None,
-    show: Annotated[list[str] | None, _column("A column that the report shows; repeat for several.")] = None,
-    model: Annotated[
-        str | None,
-        _network(
-            "torchvision:NAME, timm:NAME, one of salcli's, or MODULE:NAME, which is imported (your code runs).",
-            metavar="NAME",
-            show_default="by data and machine",
-        ),
-    ] = None,
-    frozen: Annotated[
-        bool, _network("Do not train it: embed every image once, and fit linear heads.", "--frozen")
-    ] = False,
-    weights: Annotated[
-        str | None,
-        _network(
-            "The network's state dict, .safetensors or .pt, or pretrained: what torchvision or timm publish.",
-            metavar="FILE",
-        ),
-    ] = None,
-    head: Annotated[str | None, _network("The network's last linear layer, if it is not found.")] = None,
-    mean: Annotated[
-        str | None, _network("Mean that the network's input is normalized with, 0 to 1: 0.5 or R,G,B.")
-    ] = None,
-    std: Annotated[str | None, _network("Its standard deviation, in the same form.")] = None,
-    image_size: Annotated[
-        int | None,
-        _network(
-            "Pixels of the images that the network sees.",
-            metavar="N",
-            min=1,
-            show_default="by its weights, or by your images",
-        ),
-    ] = None,
+    **given: Any,
 ) -> None:
     """Make a folder ready for `dvc repro`: params.yaml, dvc.yaml, and DVC itself.
 
@@ -191,31 +177,30 @@ def init(
     from salcli.project.init import create, refuse_to_overwrite
 
     values, chosen = dict(parse_assignment(text) for text in assignments or []), find(*preset or ())
-    given = _options_of_custom_data(context)
-    if given:
+    is_custom = any(given.values())
+    if is_custom:
         from salcli.project.networks import NetworkOptions, channel_values
         from salcli.project.planning import plan_project
         from salcli.report.console import ConsoleProgress, console
         from salcli.report.listings import plan_table
 
-        _check_options(given, chosen.name)
-        assert id_path is not None
-        assert wild is not None
+        _check_options([name for name, value in given.items() if value], chosen.name)
         refuse_to_overwrite(folder, force)
-        if image_size:
-            values.setdefault("data.image_size", image_size)
-        columns = columns_of(vector, label=label, row_id=row_id, show=tuple(show or ()))
-        normalisation = channel_values("--mean", mean), channel_values("--std", std)
-        network = NetworkOptions(model, head, weights, frozen, *normalisation)
-        paths = id_path, wild, test_ood or []
-        plan = plan_project(folder, chosen, values, *paths, columns, network, ConsoleProgress(), calibration)
+        if given["image_size"]:
+            values.setdefault("data.image_size", given["image_size"])
+        named = {name: given[name] for name in ("label", "row_id")}
+        columns = columns_of(given["vector"], show=tuple(given["show"] or ()), **named)
+        mean_and_std = (channel_values(f"--{name}", given[name]) for name in ("mean", "std"))
+        network = NetworkOptions(given["model"], given["head"], given["weights"], given["frozen"], *mean_and_std)
+        paths = given["id"], given["wild"], given["test_ood"] or [], given["calibration"]
+        plan = plan_project(folder, chosen, values, *paths, columns, network, ConsoleProgress())
         values = plan.values
         console.print(plan_table(plan))
         for note in plan.notes:
             say(f"note: {note}", "dim")
         for warning in plan.warnings:
             say(f"warning: {warning}", "bold yellow")
-    project = create(folder, chosen, values, force=force, dvc=not no_dvc, custom=bool(given), ci=ci or "")
+    project = create(folder, chosen, values, force=force, dvc=not no_dvc, custom=is_custom, ci=ci or "")
     created, kept = (
         [name for name in names if not name.startswith(".dvc/p")] for names in (project.created, project.kept)
     )
@@ -230,24 +215,16 @@ def init(
     say(f"next: {' && '.join([*go_there, *project.next_commands])}", "bold")
 
 
-def _options_of_custom_data(context: typer.Context) -> dict[str, Any]:
-    """Those of a panel that were given, with their values."""
-    panels = (CUSTOM, COLUMNS, NETWORK)
-    of_panels = [one for one in context.command.params if getattr(one, "rich_help_panel", None) in panels]
-    values = {one.opts[0]: context.params[one.name or ""] for one in of_panels}
-    return {option: value for option, value in values.items() if value}
-
-
-def _check_options(given: Collection[str], preset: str) -> None:
-    missing = [option for option in ("--id", "--wild") if option not in given]
+def _check_options(given: list[str], preset: str) -> None:
+    missing = [f"--{name}" for name in ("id", "wild") if name not in given]
     if missing:
-        there = next(iter(given))
+        there = f"--{given[0].replace('_', '-')}"
         raise UsageMistakeError(f"{there} needs {' and '.join(missing)} as well: labeled and unlabeled samples")
     if preset != "default":
         raise UsageMistakeError(f"--preset {preset} is for published data; leave it out, or --id and --wild")
-    alone = [option for option in ("--weights", "--head", "--mean", "--std") if option in given]
-    if alone and "--model" not in given:
-        raise UsageMistakeError(f"{alone[0]} is about a network; name that with --model")
+    alone = [name for name in ("weights", "head", "mean", "std") if name in given]
+    if alone and "model" not in given:
+        raise UsageMistakeError(f"--{alone[0]} is about a network; name that with --model")
 
 
 # -- salcli data

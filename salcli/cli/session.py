@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from salcli.cli.options import PARAMS_YAML
+from salcli.cli.options import PARAMS_YAML, overrides_in
 from salcli.errors import ParamsError, UsageMistakeError, unknown_name
 from salcli.progress import world_size
 
@@ -61,12 +61,10 @@ class Session:
         from salcli.report.console import ConsoleProgress
         from salcli.store.layout import Experiment, Workspace
 
-        overrides = dict(parse_assignment(text) for text in given.get("set") or [])
-        _warn_of_unread(command, overrides)
-        flags = {name.replace("__", "."): value for name, value in given.items() if name == "device" or "__" in name}
-        overrides |= {key: value for key, value in flags.items() if value not in (None, [])}
+        assignments = dict(parse_assignment(text) for text in given.get("set") or [])
+        _warn_of_unread(command, assignments)
         params_file: Path = given["params"]
-        params, changed = load_params(params_file, overrides)
+        params, changed = load_params(params_file, {**assignments, **overrides_in(given)})
         if parallel:
             _launch(params.launcher)
         elif world_size() > 1:

@@ -102,9 +102,6 @@ def refuse_to_overwrite(folder: Path, force: bool) -> None:
         raise ProjectError(
             f"{folder} already holds {' and '.join(existing)}; overwrite with --force, or name another folder"
         )
-    not_files = [name for name in existing if not (folder / name).is_file()]
-    if not_files:
-        raise ProjectError(f"{' and '.join(not_files)} in {folder} is not a file; move it away, or name another folder")
 
 
 class _Steps:

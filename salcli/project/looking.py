@@ -1,7 +1,7 @@
 """Look at custom data before anything is written: sizes, classes, bad files, copies. Refuse what cannot work."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -18,14 +18,15 @@ from salcli.errors import DataError, printable
 from salcli.pipeline.prepare import check_classes
 from salcli.progress import Progress
 
-ID, CALIBRATION, WILD = "id", "calibration", "wild"
+ID, CALIBRATION, WILD, TEST = "id", "calibration", "wild", "odd"
 LABELED = (ID, CALIBRATION)
 
 
 @dataclass(frozen=True)
 class CustomSet:
-    """A custom data set: its name in params.yaml, its paths, and its source without files that cannot be read."""
+    """A custom data set: what it is for, its name in params.yaml, its paths, its source without files that are bad."""
 
+    role: str
     name: str
     paths: tuple[Path, ...]
     source: Source
@@ -78,16 +79,24 @@ class Copies:
 class CustomData:
     """All sets of a project."""
 
-    id: CustomSet
-    calibration: CustomSet | None
-    wild: CustomSet
-    tests: tuple[CustomSet, ...]
+    sets: tuple[CustomSet, ...]
     copies: tuple[Copies, ...]
 
     @property
-    def sets(self) -> tuple[CustomSet, ...]:
-        added = () if self.calibration is None else (self.calibration,)
-        return self.id, *added, self.wild, *self.tests
+    def id(self) -> CustomSet:
+        return self.sets[0]
+
+    @property
+    def calibration(self) -> CustomSet | None:
+        return self.sets[1] if self.sets[1].role == CALIBRATION else None
+
+    @property
+    def wild(self) -> CustomSet:
+        return next(one for one in self.sets if one.role == WILD)
+
+    @property
+    def tests(self) -> tuple[CustomSet, ...]:
+        return tuple(one for one in self.sets if one.role == TEST)
 
     @property
     def is_vectors(self) -> bool:
@@ -116,29 +125,25 @@ def look_at_data(
     calibration = [calibration_path] if calibration_path else []
     _check_paths(project, [id_path, *calibration], wild_paths, test_paths)
     roles = [(ID, (id_path,)), *((CALIBRATION, (path,)) for path in calibration), (WILD, tuple(wild_paths))]
-    roles += [("odd", (path,)) for path in test_paths]
-    taken: list[str] = [*DATA_SETS]
-    sets = []
+    roles += [(TEST, (path,)) for path in test_paths]
+    sets: list[CustomSet] = []
     for role, paths in roles:
+        taken = [*DATA_SETS, *(one.name for one in sets)]
         # several paths have no name in common
         name = name_for(paths[0].absolute() if len(paths) == 1 else Path(role), taken, role)
-        taken.append(name)
-        sets.append(_look_at_set(name, paths, columns, progress, role))
+        sets.append(_look_at_set(role, name, paths, columns, progress))
         _check_kinds(sets[0], sets[-1])
-    labeled = [one for one, (role, _) in zip(sets, roles, strict=True) if role in LABELED]
-    if len(labeled) > 1:
-        with_calibration(labeled[0].name, labeled[0].source, labeled[1].name, labeled[1].source)
-    wild, *tests = sets[len(labeled) :]
-    copies = tuple(_copies(labeled, wild, tests, progress))
-    data = CustomData(labeled[0], labeled[1] if len(labeled) > 1 else None, wild, tuple(tests), copies)
-    for one, (role, _) in zip(sets[1:], roles[1:], strict=True):
+        if role == CALIBRATION:
+            with_calibration(sets[0].name, sets[0].source, name, sets[-1].source)
+    data = CustomData(tuple(sets), tuple(_copies(sets, progress)))
+    for one in sets[1:]:
         if len(data.without_copies(one)) == 0:
             others = " and ".join(copies.other for copies in data.copies if copies.of is one)
             how, what = ("equal values", "vectors") if data.is_vectors else ("same bytes", "images")
             needs = {WILD: f"wild data must hold other {what}", CALIBRATION: f"calibration needs other {what}"}
             raise DataError(
                 f"all {len(one.source)} {what} of {one.where} are also in {others} ({how}); "
-                + needs.get(role, f"a test needs {what} that are not")
+                + needs.get(one.role, f"a test needs {what} that are not")
             )
     return data
 
@@ -176,37 +181,31 @@ def _check_kinds(labeled: CustomSet, other: CustomSet) -> None:
         )
 
 
-def _look_at_set(name: str, paths: tuple[Path, ...], columns: Columns, progress: Progress, role: str) -> CustomSet:
+def _look_at_set(role: str, name: str, paths: tuple[Path, ...], columns: Columns, progress: Progress) -> CustomSet:
     source = read_custom(name, paths, labeled=role in LABELED, columns=columns)
     if role == ID:
         check_classes(name, source)
     if source.is_vectors:
-        return CustomSet(name, paths, source, None, 0)
+        return CustomSet(role, name, paths, source, None, 0)
     with progress.task(f"look at {name}", len(source), "images") as task:
         found = look(source, task)
     where = ", ".join(str(path) for path in paths)
     if len(found.bad) == found.n_looked_at:
         file, reason = found.bad[0]
         raise DataError(f"no image of {where} can be read, for example {printable(file)}: {reason}")
-    source = _without(source, {file for file, _ in found.bad})
+    bad = {file for file, _ in found.bad}
+    source = source.take(np.flatnonzero([file not in bad for file in source.files])) if bad else source
     if role == ID:
         lost = [label for k, label in enumerate(source.class_names) if k not in np.asarray(source.labels)]
         if lost:
             raise DataError(f"{where}: no image of class {lost[0]} can be read; replace them, or remove the class")
     below = [file for path in paths if path.is_dir() for file in files_below(path)]
     n_others = sum(file.suffix.lower() not in SUFFIXES for file in below)
-    return CustomSet(name, paths, source, found, n_others)
+    return CustomSet(role, name, paths, source, found, n_others)
 
 
-def _without(source: Source, files: Collection[Path]) -> Source:
-    if not files:
-        return source
-    return source.take(np.array([i for i, path in enumerate(source.files) if path not in files], dtype=np.int64))
-
-
-def _copies(labeled: list[CustomSet], wild: CustomSet, tests: list[CustomSet], progress: Progress) -> list[Copies]:
+def _copies(sets: list[CustomSet], progress: Progress) -> list[Copies]:
     """Copies within the labeled data, of these in the wild data, and of either in test data."""
-    sets = [*labeled, wild, *tests]
     files = [path for one in sets for path in one.source.files]
     n_samples = sum(len(one.source) for one in sets)
     with progress.task(f"compare {sets[0].source.kind}", n_samples, "samples") as task:
@@ -219,17 +218,17 @@ def _copies(labeled: list[CustomSet], wild: CustomSet, tests: list[CustomSet], p
         ]
     seen: dict[bytes, str] = {}
     found: list[Copies] = []
-    for position, one in enumerate(sets):
+    for one, own_digests in zip(sets, digests, strict=True):
         new: dict[bytes, str] = {}
         copies: dict[str, list[int]] = {}
-        for i, digest in enumerate(digests[position]):
+        for i, digest in enumerate(own_digests):
             if digest in seen:
                 copies.setdefault(seen[digest], []).append(i)
-            elif digest in new and position < len(labeled):  # what is twice in the wild stays twice in the wild data
+            elif digest in new and one.role in LABELED:  # what is twice in the wild stays twice in the wild data
                 copies.setdefault(one.name, []).append(i)
             elif digest:
                 new[digest] = one.name
-        if position <= len(labeled):  # test sets are not compared with each other
+        if one.role != TEST:  # test sets are not compared with each other
             seen |= new
         found += [Copies(one, other, tuple(index)) for other, index in copies.items()]
     return found

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -55,17 +55,13 @@ from salcli.project.looking import CustomData
 SIZES = (8, 16, 28, 32, 64, 96, 128, 224)
 SMALL, LARGE = 28, 64  # from SMALL on a deeper network pays, above LARGE one that begins with a stride
 PRETRAINED_BACKBONE, FROM_SCRATCH = "torchvision:efficientnet_b0", "torchvision:resnet18"
-# what build_embedder asks for, and the options of `init` that give it
+# keys of params.yaml that build_embedder asks for, and the options of `init` that give them
 OPTIONS = {"data.image_size": "--image-size", "model.mean": "--mean", "model.std": "--std", "model.head": "--head"}
 TIMED_BATCH = 32
 # A fit of a linear head: passes over the data, and over those that its penalty is chosen on (cross-validated or not)
 PASSES, PASSES_TO_CHOOSE = 35, {True: 1_000, False: 300}
 PASSES_TO_SEPARATE, MOST_TIMED = 19_000, 20_000  # of a regression of wild against held-out ID data
 DVC_SECONDS = 0.5  # for each stage, beside the start of its process
-
-
-class NoPretrainedError(WeightsError):
-    """Photos that a pretrained network should embed, and its weights cannot be had."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +77,7 @@ class NetworkOptions:
 
     def completed(self, assigned: Mapping[str, Any]) -> "NetworkOptions":
         """With what --set says about the model."""
-        missing = [key for key in ("backbone", "head", "weights") if not getattr(self, key)]
-        texts: dict[str, Any] = {key: assigned.get(f"model.{key}") for key in missing}
+        texts = {key: getattr(self, key) or assigned.get(f"model.{key}") for key in ("backbone", "head", "weights")}
         texts = {key: text if isinstance(text, str) else None for key, text in texts.items()}
         return replace(self, **texts, frozen=self.frozen or assigned.get("model.frozen") is True)
 
@@ -111,14 +106,17 @@ class Network:
 
     @property
     def kind(self) -> str:
-        """Of images, by the size that it sees."""
-        size = self.image_size or 0
-        return "small" if size < SMALL else "middle" if size <= LARGE else "large"
+        return kind_of(self.image_size or 0)
 
 
 def image_size(median_side: int) -> int:
     """The largest usual size that most images have, so that few are enlarged."""
     return max((size for size in SIZES if size <= median_side), default=SIZES[0])
+
+
+def kind_of(size: int) -> str:
+    """What networks for images of this size have in common."""
+    return "small" if size < SMALL else "middle" if size <= LARGE else "large"
 
 
 def as_written(path: Path, project: Path) -> str:
@@ -184,40 +182,36 @@ class Bench:
         try:
             return self._frozen(PRETRAINED_BACKBONE, "photos and no GPU: training takes far longer")
         except WeightsError as error:
-            raise NoPretrainedError(str(error)) from None
-
-    def from_scratch(self) -> Network:
-        """What is trained where no pretrained weights can be had."""
-        return self._trained(FROM_SCRATCH, "", from_scratch=True)
+            of_a_file = f"--model {PRETRAINED_BACKBONE} --frozen --weights FILE"
+            raise WeightsError(
+                "these are photos, and there is no GPU: the plan is to embed them once with a frozen, pretrained "
+                f"network, but {str(error).replace('--weights FILE (in params.yaml: model.weights)', of_a_file)}\n"
+                "  or use another pretrained network: --model timm:NAME --frozen, or --model MODULE:NAME --weights "
+                "FILE --frozen, also one that comes as a package (docs/your-data.md)\n"
+                f"  or train one from scratch, which takes far longer: --model {FROM_SCRATCH}"
+            ) from None
 
     def _of_vectors(self) -> Network:
-        options, where = self.options, self.data.id.where
-        if options.frozen:
-            raise UsageMistakeError(f"--frozen is for images; {where} holds vectors, which need no backbone")
-        for option in ("weights", "head", "mean", "std"):
-            if getattr(options, option):
-                raise UsageMistakeError(f"--{option} is about a network of images; {where} holds vectors")
-        if self.assigned.get("data.image_size") is not None:
-            raise UsageMistakeError(f"--image-size is for images; {where} holds vectors")
-        name = options.backbone or LINEAR
+        of_images = [name for name in ("frozen", "weights", "head", "mean", "std") if getattr(self.options, name)]
+        of_images += ["image-size"] if self.assigned.get("data.image_size") is not None else []
+        if of_images:
+            raise UsageMistakeError(f"--{of_images[0]} is for images; {self.data.id.where} holds vectors")
+        name = self.options.backbone or LINEAR
         if not takes_vectors(check_backbone_name(name)):
             raise UsageMistakeError(f"--model {name} takes images; for vectors use {' or '.join(OF_VECTORS)}")
         return Network(name, "vectors are features already" if name == LINEAR else "as you named it")
 
     def _by_size(self) -> tuple[str, str]:
-        kind = Network("", "", self._image_size()).kind
         names = {"small": "small-cnn", "middle": "resnet18" if self.has_gpu else "wrn-16-2", "large": FROM_SCRATCH}
-        return names[kind], f"by the size of the images{' and the GPU' if self.has_gpu else ''}"
+        return names[kind_of(self._image_size())], f"by the size of the images{' and the GPU' if self.has_gpu else ''}"
 
     def _image_size(self) -> int:
         assert self.data.id.look is not None
         return self._count("data.image_size") or image_size(self.data.id.look.median_side)
 
     def _channels(self) -> int:
-        given = self._count("data.channels")
-        if given not in (None, 1, 3):
-            raise ParamsError(f"--set data.channels={given}: images have 1 channel (gray) or 3 (color)")
-        return given or (1 if all(one.look is not None and one.look.is_gray for one in self.data.sets) else 3)
+        are_gray = all(one.look is not None and one.look.is_gray for one in self.data.sets)
+        return self._count("data.channels") or (1 if are_gray else 3)
 
     def _count(self, key: str) -> int | None:
         value = self.assigned.get(key)
@@ -256,39 +250,38 @@ class Bench:
                 f"network whose weights are published, such as --model {PRETRAINED_BACKBONE}"
             )
         size, channels = self._count("data.image_size"), self._count("data.channels")
-        mean, std = (_per_channel(f"--{name}", getattr(self.options, name), channels or 3) for name in ("mean", "std"))
+        given = self._given(code, weights, channels or 3)
         try:
             embedder = build_embedder(
-                backbone, weights=weights, head=self.options.head, mean=mean or AUTO, std=std or AUTO,
-                image_size=size, code_folder=code,
+                backbone, weights=weights, head=self.options.head, mean=given["mean"] or AUTO,
+                std=given["std"] or AUTO, image_size=size, code_folder=code,
             )  # fmt: skip
         except ModelError as error:
-            _raise_with_options(error)
-        return Network(
-            backbone,
-            f"{why}; {_shown(weights)}",
-            size,
-            channels,
-            head=embedder.spec.head,
-            code=as_written(code, self.folder),
-            weights=self._written(weights),
-            mean=mean,
-            std=std,
-            embedder=embedder,
-        )
+            message = str(error)
+            for key, option in OPTIONS.items():
+                message = message.replace(key, option)
+            raise type(error)(message) from error
+        why = f"{why}; {_shown(weights)}"
+        return Network(backbone, why, size, channels, head=embedder.spec.head, embedder=embedder, **given)
 
-    def _written(self, weights: Path | str | None) -> str | None:
-        return as_written(weights, self.folder) if isinstance(weights, Path) else weights
+    def _given(self, code: Path, weights: Path | str | None, channels: int) -> dict[str, Any]:
+        """What networks of images take from the options, as params.yaml has it."""
+        values = {name: getattr(self.options, name) for name in ("mean", "std")}
+        return {
+            "code": as_written(code, self.folder),
+            "weights": as_written(weights, self.folder) if isinstance(weights, Path) else weights,
+            **{name: given and _per_channel(f"--{name}", given, channels) for name, given in values.items()},
+        }
 
     # trained
 
-    def _trained(self, backbone: str, why: str, *, from_scratch: bool = False) -> Network:
+    def _trained(self, backbone: str, why: str) -> Network:
         check_backbone_name(backbone)
         code, weights, notes = self._code_folder(backbone), self._weights(backbone), []
         size, channels = self._image_size(), self._channels()
         # gray images can also be given to a network as three equal channels
         possible = [1, 3] if channels == 1 and "data.channels" not in self.assigned else [channels]
-        from_scratch = from_scratch or ("model.weights" in self.assigned and self.assigned["model.weights"] is None)
+        from_scratch = self.assigned.get("model.weights", "") is None
         if is_published(backbone) and weights in (None, PRETRAINED) and not from_scratch:
             usual = library_preprocessing(backbone)
             try:
@@ -311,22 +304,18 @@ class Bench:
         elif is_trained:
             check_custom_head(classifier)
         _run_once(classifier, channels, size)
-        mean, std = (_per_channel(f"--{name}", getattr(self.options, name), channels) for name in ("mean", "std"))
-        return Network(
-            backbone, why, size, channels, head, as_written(code, self.folder), self._written(weights), is_trained,
-            mean, std, tuple(notes),
-        )  # fmt: skip
+        given = self._given(code, weights, channels)
+        return Network(backbone, why, size, channels, head, is_trained=is_trained, notes=tuple(notes), **given)
 
     def _first_that_works(self, backbone: str, size: int, channels: Sequence[int]) -> tuple[str | None, int]:
         """The head, and the first number of channels that the network takes."""
-        first_error: ModelError | None = None
-        for number in channels:
-            try:
-                return self._head(backbone, number, size), number
-            except ModelError as error:
-                first_error = first_error or error
-        assert first_error is not None
-        raise first_error
+        first, *others = channels
+        try:
+            return self._head(backbone, first, size), first
+        except ModelError:
+            if not others:
+                raise
+            return self._first_that_works(backbone, size, others)
 
     def _head(self, backbone: str, channels: int, size: int) -> str | None:
         head = self.options.head
@@ -395,36 +384,29 @@ class Bench:
         return there_and_back, seconds_each(score, batch_size, budget=1.0)
 
     def _seconds_to_fit(self, n_dimensions: int, params: Mapping[str, Any], sizes: Mapping[str, SetSize]) -> float:
-        """For all linear heads: of the classifier and of the OOD classifiers."""
-        n_train = round(float(params["data"]["id_shares"]["train"]) * sizes[self.data.id.name].n_for_training)
+        """For all linear heads, and for regressions of wild against held-out ID data, where evaluations spend most."""
+        data, n_id = params["data"], sizes[self.data.id.name].n_for_training
+        n_train = round(float(data["id_shares"]["train"]) * n_id)
         n = min(n_train, MOST_TO_CHOOSE_ON)
-        head = torch.nn.Linear(n_dimensions, self.n_classes).to(self.device)
-        vectors = torch.ones(n, n_dimensions, device=self.device)
-        labels = torch.zeros(n, dtype=torch.int64, device=self.device)
+        n_passes = PASSES * n_train / n + PASSES_TO_CHOOSE[n <= CROSS_VALIDATED]
+        n_fits = len(params["seeds"]) * (1 + len(params["variants"]) * len(data["ood"]))
+        seconds = n_fits * n_passes * _seconds_of_a_pass(n, n_dimensions, self.n_classes, self.device)
+        own, share = data["calibration"], float(data["id_shares"]["calibration"])
+        n_held_out = sizes[own].n_images if own else round(share * n_id)
+        n = min(n_held_out + sizes[self.data.wild.name].n_images, MOST_TIMED)
+        each = _seconds_of_a_pass(n, n_dimensions, 1, torch.device("cpu"))
+        return seconds + n_separations(params) * PASSES_TO_SEPARATE * each
 
-        def passes(times: int) -> None:
-            for _ in range(times):
-                loss = cross_entropy(head(vectors), labels)
-                loss.backward()  # type: ignore[no-untyped-call]
-                loss.item()
 
-        to_choose = PASSES_TO_CHOOSE[n <= CROSS_VALIDATED]
-        n_fits = len(params["seeds"]) * (1 + len(params["variants"]) * len(params["data"]["ood"]))
-        to_fit = n_fits * seconds_each(passes, 16, budget=0.5) * (PASSES * n_train / n + to_choose)
-        return to_fit + n_separations(params) * self._seconds_to_separate(n_dimensions, params, sizes)
+def _seconds_of_a_pass(n: int, n_dimensions: int, n_outputs: int, device: torch.device) -> float:
+    """The products of a linear layer with n vectors, there and back."""
+    vectors, weight = torch.ones(n, n_dimensions, device=device), torch.zeros(n_dimensions, n_outputs, device=device)
 
-    def _seconds_to_separate(self, n_dimensions: int, params: Mapping[str, Any], sizes: Mapping[str, SetSize]) -> float:
-        """For one regression of wild against held-out ID data, which evaluations spend most of their time on."""
-        calibration, share = params["data"]["calibration"], float(params["data"]["id_shares"]["calibration"])
-        n_held_out = sizes[calibration].n_images if calibration else share * sizes[self.data.id.name].n_for_training
-        n = min(round(n_held_out) + sizes[self.data.wild.name].n_images, MOST_TIMED)
-        vectors, weight = torch.ones(n, n_dimensions), torch.zeros(n_dimensions)
+    def passes(times: int) -> None:
+        for _ in range(times):
+            (vectors.T @ (vectors @ weight)).sum().item()
 
-        def passes(times: int) -> None:
-            for _ in range(times):
-                (vectors.T @ (vectors @ weight)).sum().item()
-
-        return PASSES_TO_SEPARATE * seconds_each(passes, 16, budget=0.5)
+    return seconds_each(passes, 16, budget=0.5)
 
 
 def _shown(weights: Path | str | None) -> str:
@@ -439,14 +421,6 @@ def _rate(seconds: float) -> str:
 
 def _size(source: Source) -> SetSize:
     return SetSize(len(source), 0 if source.is_test is None else int(source.is_test.sum()))
-
-
-def _raise_with_options(error: ModelError) -> NoReturn:
-    """Name the options of `init` rather than keys of params.yaml."""
-    message = str(error)
-    for key, option in OPTIONS.items():
-        message = message.replace(key, option)
-    raise type(error)(message) from error
 
 
 def _returns_trained_weights(backbone: str) -> bool:
@@ -470,9 +444,7 @@ def _run_once(classifier: Classifier, channels: int, size: int) -> None:
         ) from error
 
 
-def _per_channel(option: str, values: list[float] | None, channels: int) -> list[float] | None:
-    if values is None:
-        return None
+def _per_channel(option: str, values: list[float], channels: int) -> list[float]:
     if len(values) not in (1, channels):
         raise ParamsError(
             f"{option} has {len(values)} values, the images have {channels} channels; give as many, or one"

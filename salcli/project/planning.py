@@ -2,16 +2,16 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from salcli.data.samples import Source, some_of
+from salcli.data.samples import some_of
 from salcli.data.splits import OFFICIAL, split_id
 from salcli.data.vectors import ANY, Columns
-from salcli.errors import DataError, UsageMistakeError, WeightsError
+from salcli.errors import DataError, UsageMistakeError
 from salcli.methods.base import LBFGS, SGD, InputScore, PostHoc, Trained, built_in
 from salcli.models.backbones import takes_vectors
 from salcli.models.pretrained import PRETRAINED
@@ -21,13 +21,10 @@ from salcli.progress import Progress
 from salcli.project.cost import shown_time
 from salcli.project.looking import CustomData, look_at_data
 from salcli.project.networks import (
-    FROM_SCRATCH,
-    PRETRAINED_BACKBONE,
     SMALL,
     Bench,
     Network,
     NetworkOptions,
-    NoPretrainedError,
     as_written,
     image_size,
 )
@@ -40,6 +37,15 @@ GPU_EPOCHS = 100
 # without a GPU: images through the network in all epochs, and the fewest and the most epochs
 CPU_IMAGES = {"small": (600_000, 5, 50), "middle": (200_000, 3, 30), "large": (20_000, 2, 15)}
 FINE_TUNING_EPOCHS = {True: 15, False: 4}  # with a GPU, without
+# Heads are fitted in full; rivals, if any, take small steps from there.
+LINEAR_VALUES = {
+    "train_id.solver": LBFGS,
+    "train_ood.solver": LBFGS,
+    "train_id.augment": "none",
+    "train_ood.augment": "none",
+    "train_ood.epochs": 10,
+    "train_ood.lr": 0.001,
+}
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,10 @@ def plan_project(
     id_path: Path,
     wild_paths: Sequence[Path],
     test_paths: Sequence[Path],
+    calibration_path: Path | None,
     columns: Columns,
     options: NetworkOptions,
     progress: Progress,
-    calibration_path: Path | None = None,
 ) -> Plan:
     """Look at the data, try the network, and plan. What the user has `assigned` overrides the plan. Writes nothing."""
     data = look_at_data(folder, id_path, wild_paths, test_paths, calibration_path, columns, progress)
@@ -82,34 +88,24 @@ def plan_project(
         )
     paths = {one.name: _as_written(one.paths, folder) for one in data.sets}
     bench = Bench(data, folder, assigned, options)
-    try:
-        network = bench.network()
-    except NoPretrainedError as error:
-        raise WeightsError(_without_weights(error, bench, preset)) from None
-    planned = plan(data, network, assigned, has_gpu=bench.has_gpu)
-    values = {"data.custom": paths, **_column_values(columns), **planned.values, **assigned}
+    network, has_gpu = bench.network(), bench.has_gpu
+    shares, n_train, n_calibration = _split(data, is_linear=network.is_linear)
+    planned = _values(data, network, shares, n_train, has_gpu=has_gpu)
+    values = {"data.custom": paths, **_column_values(columns), **planned, **assigned}
     params = resolved(preset, values)
     validated(params, "params.yaml with what you set", folder)
     seconds, measured = bench.seconds(params, network)
-    time = Choice("time", shown_time(seconds), f"all stages together; measured here: {measured}")
-    overruled = sorted(assigned.keys() & planned.values.keys())
+    choices = [
+        _split_choice(data, shares, n_train, n_calibration),
+        _input_choice(data, network),
+        *_columns_choice(data),
+        _network_choice(network),
+        *_training_choices(values, network, n_train, data.kind, has_gpu=has_gpu),
+        Choice("time", shown_time(seconds), f"all stages together; measured here: {measured}"),
+    ]
+    overruled = sorted(assigned.keys() & planned.keys())
     notes = [*_notes(data, network, values), *(f"{key} is {assigned[key]}, as you set it" for key in overruled)]
-    return replace(planned, values=values, choices=[*planned.choices, time], notes=notes)
-
-
-def _without_weights(error: NoPretrainedError, bench: Bench, preset: Preset) -> str:
-    """What to do about it, and what training would cost."""
-    scratch = bench.from_scratch()
-    values = plan(bench.data, scratch, bench.assigned, has_gpu=bench.has_gpu).values
-    seconds, measured = bench.seconds(resolved(preset, {**values, **bench.assigned}), scratch)
-    of_a_file = f"--model {PRETRAINED_BACKBONE} --frozen --weights FILE"
-    return (
-        "these are photos, and there is no GPU: the plan is to embed them once with a frozen, pretrained network, but "
-        f"{str(error).replace('--weights FILE (in params.yaml: model.weights)', of_a_file)}\n"
-        "  or use another pretrained network: --model timm:NAME --frozen, or --model MODULE:NAME --weights FILE "
-        "--frozen, also one that comes as a package (docs/your-data.md)\n"
-        f"  or train one from scratch, {shown_time(seconds)} here ({measured}): --model {FROM_SCRATCH}"
-    )
+    return Plan(data, values, choices, _warnings(data, n_calibration), notes)
 
 
 def _as_written(paths: Sequence[Path], project: Path) -> str | list[str]:
@@ -123,20 +119,63 @@ def _column_values(columns: Columns) -> dict[str, Any]:
     return {f"data.columns.{key}": value for key, value in given.items() if value}
 
 
-# --- the plan
+# --- values
 
 
-def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has_gpu: bool) -> Plan:
-    """Choose values for params.yaml; the choices that are shown include what the user has `assigned`."""
-    added = None if data.calibration is None else len(data.without_copies(data.calibration))
-    shares, n_train, n_calibration = _split(data.without_copies(data.id), added, is_linear=network.is_linear)
+def _split(data: CustomData, *, is_linear: bool) -> tuple[dict[str, float | str], int, int]:
+    """Shares of the ID data, and how many samples there are for training and calibration.
+
+    A calibration set leaves the ID data to training and test.
+    """
+    source = data.without_copies(data.id)
+    assert source.labels is not None
+    dealt = source.labels if source.is_test is None else source.labels[~source.is_test]
+    is_official = len(dealt) < len(source)
+    if data.calibration is not None:
+        calibration = 0.0
+    elif is_linear:  # a linear head needs few samples, and a good threshold needs many
+        calibration = round(min(0.3, max(0.1, ENOUGH_FOR_A_THRESHOLD / len(dealt))), 2)
+    else:
+        calibration = 0.1 if len(dealt) >= MANY else 0.2
+    test: float | str = OFFICIAL if is_official else 0.2
+    train = round(1 - calibration - (0 if is_official else 0.2), 2)
+    shares = {"train": train, "calibration": calibration, "wild": 0, "test": test}
+    _check_enough(source.class_names, dealt, shares, source.kind)
+    split = split_id(source.labels, shares, 0, source.is_test, class_names=source.class_names)
+    n_calibration = len(data.without_copies(data.calibration)) if data.calibration else len(split.calibration)
+    return shares, len(split.train), n_calibration
+
+
+def _check_enough(names: Sequence[str], labels: np.ndarray, shares: Mapping[str, float | str], kind: str) -> None:
+    """Every class must have a sample for each part. Names all classes that are too small at once."""
+    cuts = np.cumsum([float(share) for share in shares.values() if share not in (0, OFFICIAL)])[:-1]
+    counts = Counter(labels.tolist())
+
+    def is_enough(n: int) -> bool:
+        return bool((np.diff([0, *np.rint(cuts * n), n]) >= 1).all())
+
+    needed = next(n for n in range(1, 1000) if all(is_enough(more) for more in range(n, n + 20)))
+    short = [f"{name} has {counts[k]}" for k, name in enumerate(names) if not is_enough(counts[k])]
+    if short:
+        more = f" and {len(short) - 5} more" if len(short) > 5 else ""
+        readable = f"readable {kind}" if kind == "images" else kind
+        raise DataError(
+            f"every class needs at least {needed} {readable}, some each for training, calibration and test; "
+            f"{', '.join(short[:5])}{more}; add {kind} (equal ones count once), or leave the class out"
+        )
+
+
+def _values(
+    data: CustomData, network: Network, shares: Mapping[str, float | str], n_train: int, *, has_gpu: bool
+) -> dict[str, Any]:
+    """Of params.yaml, by dotted key."""
     batch, n_wild = 32 if n_train < 2_000 else 128, len(data.without_copies(data.wild))
     if n_wild < FEWEST_WILD:
         raise DataError(
             f"{data.wild.name} has {n_wild} {data.kind} that are not labeled data; wild data are a mixture of at least "
             f"{FEWEST_WILD}, better of hundreds"
         )
-    values: dict[str, Any] = {
+    return {
         "seeds": [0],
         "variants": ["sal-auto", "sal"],  # the first is the detector unless another method is surely better
         "rivals": [],
@@ -155,31 +194,8 @@ def plan(data: CustomData, network: Network, assigned: Mapping[str, Any], *, has
         "train_id.batch_size": batch,
         "train_ood.batch_size": batch,
         "methods.knn.k": max(1, min(50, n_train // 2)),
-        **(_linear_values() if network.is_linear else _training_values(network, n_train, batch, has_gpu=has_gpu)),
+        **(LINEAR_VALUES if network.is_linear else _training_values(network, n_train, batch, has_gpu=has_gpu)),
     }
-    told = {**values, **assigned}
-    choices = [
-        Choice("split", _shown_shares(shares, data), _why_split(shares, n_train, n_calibration, data.kind)),
-        _input_choice(data, network),
-        *_columns_choice(data),
-        Choice("network", _shown_network(network), network.why),
-        *_training_choices(told, network, n_train, data.kind, has_gpu=has_gpu),
-    ]
-    warnings = []
-    if n_calibration < FEW_FOR_A_THRESHOLD:
-        warnings.append(
-            f"only {n_calibration} calibration {data.kind} set the filter's threshold, so the share of ID {data.kind} "
-            f"that it takes for outliers is uncertain; more labeled {data.kind} help most"
-        )
-    if data.calibration is not None:
-        there = data.calibration.source.class_names
-        missing = [name for name in data.id.source.class_names if name not in there]
-        if missing:
-            warnings.append(
-                f"{data.calibration.name} has no {data.kind} of {some_of(missing)}: ID {data.kind} of these classes "
-                "may be taken for outliers"
-            )
-    return Plan(data, values, choices, warnings, notes=[])
 
 
 def _network_values(network: Network) -> dict[str, Any]:
@@ -191,18 +207,6 @@ def _network_values(network: Network) -> dict[str, Any]:
     if network.embedder is not None:
         values["model.frozen"] = True
     return values
-
-
-def _linear_values() -> dict[str, Any]:
-    """Heads are fitted in full; rivals, if any, take small steps from there."""
-    return {
-        "train_id.solver": LBFGS,
-        "train_ood.solver": LBFGS,
-        "train_id.augment": "none",
-        "train_ood.augment": "none",
-        "train_ood.epochs": 10,
-        "train_ood.lr": 0.001,
-    }
 
 
 def _training_values(network: Network, n_train: int, batch: int, *, has_gpu: bool) -> dict[str, Any]:
@@ -226,6 +230,19 @@ def _training_values(network: Network, n_train: int, batch: int, *, has_gpu: boo
     if network.kind == "large":
         values |= {"extract_grads.batch_size": 64, "evaluate.batch_size": 64}
     return values
+
+
+# --- what the user is told
+
+
+def _split_choice(data: CustomData, shares: Mapping[str, float | str], n_train: int, n_calibration: int) -> Choice:
+    calibration = data.calibration.name if data.calibration else f"{float(shares['calibration']):.0%}"
+    why = f"{n_train:,} and {n_calibration:,} {data.kind}"
+    if shares["test"] == OFFICIAL:
+        test = "as given"
+    else:
+        test, why = f"{float(shares['test']):.0%}", f"{why}; the test is held out"
+    return Choice("split", f"train {float(shares['train']):.0%}, calibration {calibration}, test {test}", why)
 
 
 def _input_choice(data: CustomData, network: Network) -> Choice:
@@ -253,9 +270,9 @@ def _columns_choice(data: CustomData) -> list[Choice]:
     return [Choice("columns", labeled, f"{data.wild.name}: {wild}" if wild else "")] if labeled else []
 
 
-def _shown_network(network: Network) -> str:
+def _network_choice(network: Network) -> Choice:
     head = f", head {network.head}" if network.head else ""
-    return f"{network.backbone}{', frozen' if network.embedder else ''}{head}"
+    return Choice("network", f"{network.backbone}{', frozen' if network.embedder else ''}{head}", network.why)
 
 
 def _training_choices(
@@ -282,58 +299,22 @@ def _training_choices(
     return lines
 
 
-def _split(source: Source, n_added: int | None, *, is_linear: bool) -> tuple[dict[str, float | str], int, int]:
-    """Shares of the ID data, and how many samples there are for training and calibration.
-
-    `n_added`: samples of a calibration set of its own, which leaves the ID data to training and test.
-    """
-    assert source.labels is not None
-    is_official = source.is_test is not None and bool(source.is_test.any())
-    dealt = source.labels[~source.is_test] if source.is_test is not None and is_official else source.labels
-    if n_added is not None:
-        calibration = 0.0
-    elif is_linear:  # a linear head needs few samples, and a good threshold needs many
-        calibration = round(min(0.3, max(0.1, ENOUGH_FOR_A_THRESHOLD / len(dealt))), 2)
-    else:
-        calibration = 0.1 if len(dealt) >= MANY else 0.2
-    test: float | str = OFFICIAL if is_official else 0.2
-    train = round(1 - calibration - (0 if is_official else 0.2), 2)
-    shares = {"train": train, "calibration": calibration, "wild": 0, "test": test}
-    check_enough(source.class_names, dealt, shares, source.kind)
-    split = split_id(source.labels, shares, 0, source.is_test, class_names=source.class_names)
-    return shares, len(split.train), len(split.calibration) if n_added is None else n_added
-
-
-def check_enough(
-    names: tuple[str, ...], labels: np.ndarray, shares: dict[str, float | str], kind: str = "images"
-) -> None:
-    """Every class must have a sample for each part. Names all classes that are too small at once."""
-    cuts = np.cumsum([float(share) for share in shares.values() if share not in (0, OFFICIAL)])[:-1]
-    counts = Counter(labels.tolist())
-
-    def is_enough(n: int) -> bool:
-        return bool((np.diff([0, *np.rint(cuts * n), n]) >= 1).all())
-
-    needed = next(n for n in range(1, 1000) if all(is_enough(more) for more in range(n, n + 20)))
-    short = [f"{name} has {counts[k]}" for k, name in enumerate(names) if not is_enough(counts[k])]
-    if short:
-        more = f" and {len(short) - 5} more" if len(short) > 5 else ""
-        readable = f"readable {kind}" if kind == "images" else kind
-        raise DataError(
-            f"every class needs at least {needed} {readable}, some each for training, calibration and test; "
-            f"{', '.join(short[:5])}{more}; add {kind} (equal ones count once), or leave the class out"
+def _warnings(data: CustomData, n_calibration: int) -> list[str]:
+    warnings = []
+    if n_calibration < FEW_FOR_A_THRESHOLD:
+        warnings.append(
+            f"only {n_calibration} calibration {data.kind} set the filter's threshold, so the share of ID {data.kind} "
+            f"that it takes for outliers is uncertain; more labeled {data.kind} help most"
         )
-
-
-def _shown_shares(shares: dict[str, float | str], data: CustomData) -> str:
-    test = shares["test"]
-    rest = "test as given" if test == OFFICIAL else f"test {float(test):.0%}"
-    calibration = f"{float(shares['calibration']):.0%}" if data.calibration is None else data.calibration.name
-    return f"train {float(shares['train']):.0%}, calibration {calibration}, {rest}"
-
-
-def _why_split(shares: dict[str, float | str], n_train: int, n_calibration: int, kind: str) -> str:
-    return f"{n_train:,} and {n_calibration:,} {kind}{'' if shares['test'] == OFFICIAL else '; the test is held out'}"
+    if data.calibration is not None:
+        there = data.calibration.source.class_names
+        missing = [name for name in data.id.source.class_names if name not in there]
+        if missing:
+            warnings.append(
+                f"{data.calibration.name} has no {data.kind} of {some_of(missing)}: ID {data.kind} of these classes "
+                "may be taken for outliers"
+            )
+    return warnings
 
 
 def _notes(data: CustomData, network: Network, values: Mapping[str, Any]) -> list[str]:

@@ -45,9 +45,8 @@ def plan_table(plan: Plan) -> Table:
     table.width = 98
     for column, width in zip(table.columns, (14, 42, 38), strict=True):
         column.min_width, column.overflow = width, "fold"
-    added = [] if data.calibration is None else ["calibration"]
-    roles = ["labeled (ID)", *added, "wild", *["odd, for tests"] * len(data.tests)]
-    for role, custom in zip(roles, data.sets, strict=True):
+    for custom in data.sets:
+        role = {"id": "labeled (ID)", "odd": "odd, for tests"}.get(custom.role, custom.role)
         table.add_row(role, Text(f"{custom.name}: {len(custom.source):,} {data.kind}"), Text(_sizes(custom)))
         if custom is data.id:
             names = [printable(name) for name in custom.source.class_names]

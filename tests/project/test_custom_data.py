@@ -25,6 +25,7 @@ def planned(folder: Path, photos: Path, **changes: Any) -> Plan:
         "id_path": photos / "labeled",
         "wild_paths": [photos / "unlabeled"],
         "test_paths": [],
+        "calibration_path": None,
         "columns": ANY,
         "options": NetworkOptions(),
     }
