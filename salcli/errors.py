@@ -48,7 +48,7 @@ class FetchError(SalError):
 
 
 class ThresholdError(SalError):
-    """The filter's threshold leaves no candidate outliers, or nothing but them."""
+    """The filter's threshold leaves no candidate outliers."""
 
 
 class TrainingError(SalError):

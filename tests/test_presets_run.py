@@ -63,9 +63,8 @@ def shrunk(name: str, raw: Path) -> dict[str, str]:
     def first_and_last(items: list[Any]) -> list[Any]:
         return [*items[:1], *items[1:][-1:]]
 
-    mixed = [pi for pi in data["pi"] if pi < 1]  # without wild ID data, these networks find nothing but outliers
     values: dict[str, Any] = SHRUNK | {"data.ood": data["ood"][:1], "data.test_ood": first_and_last(data["test_ood"])}
-    values |= {"data.pi": first_and_last(mixed)}
+    values |= {"data.pi": first_and_last(data["pi"])}
     if name != "toy":
         values |= IMAGES | {"data.root": str(raw)}
     if data["id"] == "cifar100":
@@ -75,8 +74,7 @@ def shrunk(name: str, raw: Path) -> dict[str, str]:
         values |= {"data.channels": "3", "data.groups": json.dumps(groups), "model.weights": str(raw / WEIGHTS)}
         values |= {"model.mean": [0.5] * 3, "model.std": [0.2] * 3}
     elif "resnet" in content["model"]["backbone"]:
-        values |= {"model.backbone": content["model"]["backbone"], "rivals": [], "encoders": []}
-        values["evaluate.methods"] = content["variants"]
+        values["model.backbone"] = content["model"]["backbone"]
     return {key: json.dumps(value) if isinstance(value, list) else value for key, value in values.items()}
 
 

@@ -17,7 +17,7 @@ from salcli.engine.batches import Batch, Rows, joined
 from salcli.engine.device import processes
 from salcli.engine.linear import Examples, FullFit
 from salcli.engine.training import BatchResult
-from salcli.errors import ParamsError
+from salcli.errors import ParamsError, TrainingError
 from salcli.methods.base import (
     LBFGS,
     Count,
@@ -312,6 +312,8 @@ class Sal(WildTrained):
         assert start.is_candidate is not None
         others = {"outliers": start.wild.select(start.is_candidate)}
         if self.params.candidate_id:
+            if start.is_candidate.all():
+                raise TrainingError("train_ood.candidate_id: all wild samples are candidate outliers, so none is left")
             others["wild_id"] = start.wild.select(~start.is_candidate)
         if self.params.solver == LBFGS:
             network, fit = self._full_fit(start, others)

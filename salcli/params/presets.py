@@ -16,6 +16,10 @@ from salcli.params.reading import edited, with_overrides
 
 DEFAULT = "default"
 AND = " + "  # between the names of an experiment and its additions
+CAPTIONS = (
+    "Rivals have the schedules of the captions (caption-schedules); those of their own papers: one more "
+    "`--preset own-schedules`."
+)
 PACKAGE = files("salcli")
 DEFAULT_PARAMS = PACKAGE / "params" / "params.yaml"  # also the repository's own params.yaml, which links to it
 OVERRIDES = PACKAGE / "params" / "presets.yaml"
@@ -66,17 +70,24 @@ def preset(*names: str) -> Preset:
             f"presets {' and '.join(experiments)} are experiments: take one; to any, add {', '.join(additions())}"
         )
     chosen = presets()[experiments[0]]
-    for name in names:
-        if name in additions():
-            added = additions()[name]
-            chosen = replace(
-                chosen,
-                name=f"{chosen.name}{AND}{name}",
-                note=f"{chosen.note} With {name}: {added.note}",
-                values={**chosen.values, **added.values},
-                comments={**chosen.comments, **added.comments},
-            )
+    added = [additions()[name] for name in names if name in additions()]
+    if not added and _has_scheduled_rivals(chosen):
+        return replace(chosen, note=f"{chosen.note} {CAPTIONS}")
+    for one in added:
+        chosen = replace(
+            chosen,
+            name=f"{chosen.name}{AND}{one.name}",
+            note=f"{chosen.note} With {one.name}: {one.note}",
+            values={**chosen.values, **one.values},
+            comments={**chosen.comments, **one.comments},
+        )
     return chosen
+
+
+def _has_scheduled_rivals(chosen: Preset) -> bool:
+    """Whether it trains methods whose schedules an addition changes."""
+    trained = {row for key in ("rivals", "encoders") for row in chosen.values.get(key, [])}
+    return any(key.split(".")[1] in trained for one in additions().values() for key in one.values)
 
 
 def resolved(chosen: Preset, values: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -63,10 +63,10 @@ from salcli.sal.seeding import generator
 from salcli.sal.separation import (
     SeparationErrors,
     discoveries_threshold,
+    largest_quantile,
     released_threshold,
     score_threshold,
     separation_errors,
-    working_quantiles,
 )
 from salcli.sal.verdict import CONFIDENCE, Verdict, partial_excess, resampled_excess, verdict
 from salcli.store.files import write_json
@@ -375,19 +375,19 @@ def choose_score(
                 drift=drift_of(-calibrating[row].numpy(), -wild[row].numpy()),
             )
         )
-    chosen = _choice(trials, wild.shape[1])
+    chosen = _choice(trials)
     beaten = (resampled[:, chosen, None] > resampled).double().mean(dim=0)
     trials = [replace(trial, beaten=float(beaten[row]), is_chosen=row == chosen) for row, trial in enumerate(trials)]
     return trials[chosen].score, trials
 
 
-def _choice(trials: list[Trial], n_wild: int) -> int:
+def _choice(trials: list[Trial]) -> int:
     """The blend; where the wild data drift or there is none, the committee; where that drifts too, the score that finds
     most of those that do not.
 
     Among all, to take the score that finds most would favour one whose T happens to be low.
     """
-    rows = [row for row, trial in enumerate(trials) if 0 < trial.n_candidates < n_wild] or [0]
+    rows = [row for row, trial in enumerate(trials) if trial.n_candidates > 0] or [0]
     steady = [row for row in rows if trials[row].drift <= DRIFT] or [min(rows, key=lambda row: trials[row].drift)]
     by_name = {trials[row].score: row for row in steady}
     finds_most = max(steady, key=lambda row: trials[row].excess)
@@ -414,26 +414,22 @@ def _threshold(
     if fdr is not None:
         return _discoveries(calibration, wild, fdr)
     threshold = (released_threshold if is_released else score_threshold)(calibration, quantile)
-    n_candidates = int((wild > threshold).sum())
-    if 0 < n_candidates < len(wild):
+    if bool((wild > threshold).any()):  # all of them, where the wild data have no ID data (π = 1)
         return threshold
-    outcome = "no candidate outliers" if n_candidates == 0 else "nothing but candidate outliers"
-    working = working_quantiles(calibration, wild)
-    half_a_rank = 0.5 / len(calibration)  # inside the range, so that rounding cannot leave it
-    if working:
-        fix = f"values from {working[0] + half_a_rank:.6g} to {working[1] - half_a_rank:.6g} work"
+    largest = largest_quantile(calibration, wild)
+    if largest > 0:
+        half_a_rank = 0.5 / len(calibration)  # inside the range, so that rounding cannot leave it
+        fix = f"values up to {largest - half_a_rank:.6g} work"
     elif bool((wild == calibration[0]).all()):
         fix = "no value works: all scores are equal, as if the classifier were certain of every sample; train it longer"
     else:
-        fix = "no value works: wild and calibration scores do not overlap"
-    raise ThresholdError(f"filter.threshold_quantile {quantile:g} leaves {outcome}; {fix}")
+        fix = "no value works: no wild score is above any calibration score"
+    raise ThresholdError(f"filter.threshold_quantile {quantile:g} leaves no candidate outliers; {fix}")
 
 
 def _discoveries(calibration: Tensor, wild: Tensor, fdr: float) -> float:
     threshold = discoveries_threshold(calibration, wild, fdr)
     if threshold is not None:
-        if bool((wild > threshold).all()):
-            raise ThresholdError(f"filter.fdr {fdr:g} leaves nothing but candidate outliers; use a smaller one")
         return threshold
     n, m = len(calibration), len(wild)
     needed, highest = math.ceil(m / (fdr * (n + 1))), int((wild > calibration.max()).sum())

@@ -51,7 +51,10 @@ PROTOCOLS = {
     "paper's text": "paper's text: T on ID training data, with true labels on the wild v; the text fixes neither",
     "released code": "released code: the filter, T and fine-tuning of the authors' main.py",
 }
-AT_ONE = "At π = 1 the authors' code has one ID image to 120 OOD images; ours has none, so there is no ERR_in."
+AT_ONE = {
+    "disjoint": "At π = 1 the authors' code has one ID image to 120 OOD images; ours has none, so there is no ERR_in.",
+    "recycle": "At π = 1 there is one ID image to 120 OOD images, as in the authors' code; ERR_in is of those.",
+}
 STRICTER = (
     "Our splits are stricter: the classifier has not seen the wild half of the ID data, no image is both wild and test."
 )
@@ -122,7 +125,7 @@ def settings() -> dict[Setting, tuple[PaperNumber, ...]]:
 
 
 def matching_settings(params: Params) -> list[Setting]:
-    """The tables to compare with, the nearest first. One that adds nothing to those before it is left out.
+    """The tables to compare with, in the order of data.pi, the nearest first. One that adds nothing is left out.
 
     None where the params are those of Table 6, which `errors_beside_the_paper` compares as a whole.
     """
@@ -152,7 +155,8 @@ def matching_settings(params: Params) -> list[Setting]:
             covered |= own
     if not chosen and not _with_errors(params):
         raise PaperError(_nothing_found(params))
-    return chosen
+    shares = [*map(pi_text, params.data.pi)]
+    return sorted(chosen, key=lambda setting: shares.index(_pi_of_ours(setting, params)))
 
 
 def _with_errors(params: Params) -> list[Setting]:
@@ -368,7 +372,8 @@ def errors_beside_the_paper(folder: Path, only: Collection[EvaluationKey], param
             notes=[
                 _source(first.table),
                 *_protocols(rows["method"], params),
-                *([AT_ONE] if (rows["pi"] == 1).any() else []),
+                *([AT_ONE[params.data.mixing]] if (rows["pi"] == 1).any() else []),
+                "Contamination, ID data among the candidates, by π: salcli sweep-pi.",
                 STRICTER,
             ],
         )

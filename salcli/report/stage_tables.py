@@ -258,14 +258,15 @@ def auto_table(result: Filtered) -> Table:
     close = ", ".join(map(score_label, result.undecided))
     table = plain_table(
         f"Every score as separator, {result.experiment}",
-        "score", "T", "candidates", "excess", "± std", "beaten", "drift", "ERR_in", "ERR_out", "AUROC",
+        "score", "T", "candidates", "excess", "± std", "beaten", "drift", "ERR_in", "ERR_out", "contam.", "AUROC",
         caption=[
             "◀: used: the blend (40% learned, 60% mean of all scores) or, where the wild data drift, the committee.",
             "excess: share of wild samples above T, less that of calibration samples, over ID quantiles 0.8–0.975.",
             f"± std, beaten by the chosen one: over {N_RESAMPLES} resamples.",
             f"drift: of the lower half of the scores, in standard errors; above {DRIFT:g}, all wild data differ.",
             f"Not surely better than: {close}." if close else "Surely better than all others.",
-            "ERR_in, ERR_out, AUROC: compared with the truth afterwards; they do not affect the choice.",
+            "contam.: contamination, ID data among the candidates.",
+            "ERR_in, ERR_out, contam., AUROC: compared with the truth afterwards; they do not affect the choice.",
         ],
     )  # fmt: skip
     for trial in sorted(result.trials, key=lambda one: (not one.is_chosen, -one.excess)):
@@ -280,6 +281,7 @@ def auto_table(result: Filtered) -> Table:
             f"{trial.drift:.1f}",
             share_text(errors.err_in if errors else None),
             share_text(errors.err_out if errors else None),
+            share_text(1 - errors.precision if errors else None),
             share_text(trial.auroc if errors else None),
             style="bold" if is_chosen else "",
         )

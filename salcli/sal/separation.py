@@ -107,11 +107,9 @@ def discoveries_threshold(calibration: Float[Tensor, " n"], wild: Float[Tensor, 
     return float(ranked[allowed[-1]]) if len(allowed) else None
 
 
-def working_quantiles(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"]) -> tuple[float, float] | None:
-    """The range of quantiles (low, high] whose threshold leaves some candidates, but not only candidates."""
-    low = float((calibration < wild.min()).double().mean())
-    high = float((calibration < wild.max()).double().mean())
-    return (low, high) if high > low else None
+def largest_quantile(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"]) -> float:
+    """The largest quantile whose threshold leaves some candidates; 0 if there is none."""
+    return float((calibration < wild.max()).double().mean())
 
 
 @dataclass(frozen=True)

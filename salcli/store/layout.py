@@ -72,7 +72,7 @@ class Experiment:
     variant: str = SAL
 
     def __str__(self) -> str:
-        share = "" if self.pi == UNKNOWN else f"π {self.pi:g}"
+        share = "" if self.pi == UNKNOWN else f"π {self._pi}"
         variant = "" if self.variant == SAL else self.variant
         return ", ".join(filter(None, (self.ood, share if self.ood else "", variant, f"seed {self.seed}")))
 
@@ -83,8 +83,8 @@ class Experiment:
         return Artifact(f"{RUNS}/{self.seed}/{path}", f"salcli {command} --seed {self.seed}", roots)
 
     def _of_wild(self, path: str, command: str, *roots: Artifact, folder: str = RUNS) -> Artifact:
-        made_by = f"salcli {command} --ood {self.ood} --pi {self.pi} --seed {self.seed}"
-        return Artifact(f"{folder}/{self.seed}/{self.ood}/pi-{self.pi}/{path}", made_by, roots)
+        made_by = f"salcli {command} --ood {self.ood} --pi {self._pi} --seed {self.seed}"
+        return Artifact(f"{folder}/{self.seed}/{self.ood}/pi-{self._pi}/{path}", made_by, roots)
 
     def _of_variant(self, path: str, command: str, *roots: Artifact) -> Artifact:
         return self._of_wild(f"{self.variant}/{path}", f"{command} --variant {self.variant}", *roots)
@@ -188,9 +188,14 @@ class Experiment:
 
     def resume_state(self, what: str) -> Artifact:
         """The state of an unfinished training. DVC does not track it, so DVC does not delete it."""
-        share = "" if self.pi == UNKNOWN else f"pi-{self.pi}"
+        share = "" if self.pi == UNKNOWN else f"pi-{self._pi}"
         name = "-".join(filter(None, (what, self.ood, share if self.ood else "", str(self.seed))))
         return Artifact(f".salcli/resume/{name}.pt", "the command that trains it")
+
+    @property
+    def _pi(self) -> str:
+        """As params.yaml and dvc.yaml write it: 1, not 1.0."""
+        return f"{self.pi:g}" if isinstance(self.pi, float) else str(self.pi)
 
 
 class Workspace:

@@ -73,6 +73,7 @@ def test_every_artifact_has_a_path_of_its_own() -> None:
     others = [Experiment(4, "digits-8-9", 0.1), Experiment(3, "svhn", 0.1), Experiment(3, "digits-8-9", 1)]
     assert len({one.network("sal").path for one in (EXPERIMENT, *others)}) == 4
     assert EXPERIMENT.with_variant("sal").candidates.path != EXPERIMENT.candidates.path
+    assert Experiment(3, "svhn", 1.0).wild.path == Experiment(3, "svhn", 1).wild.path, "as dvc.yaml writes it"
 
 
 @pytest.mark.parametrize("name", ARTIFACTS)
