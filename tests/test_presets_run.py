@@ -102,6 +102,7 @@ def test_a_shrunk_preset_runs_to_its_table(name: str, tmp_path: Path, raw: Path,
     assert set(zip(runs["seed"], runs["ood"], runs["pi"], runs["test_set"], strict=True)) == asked
     assert set(runs["method"]) == set(params.evaluate.methods)
     assert runs[list(METRICS)].apply(lambda column: column.between(0, 100)).all(axis=None)
+    assert not [path for path in tmp_path.glob("runs/**/*.json") if "NaN" in path.read_text()]
     assert salcli("summary", "--params", str(tmp_path / "params.yaml")).exit_code == 0
     shutil.copytree(dvc_folder, tmp_path / ".dvc")
     written = {name for name in files(tmp_path) if name.startswith(("data/", "runs/", "plots/", "summary"))}

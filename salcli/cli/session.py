@@ -163,7 +163,7 @@ def say(line: str, style: str = "") -> None:
 
 
 def _share(text: str) -> float | str:
-    """π as it is written in paths: 0.1, 1 or unknown."""
+    """π as params have it: a number or unknown."""
     if text == "unknown":
         return text
     try:
@@ -172,7 +172,7 @@ def _share(text: str) -> float | str:
         value = 0
     if not 0 < value <= 1:
         raise ParamsError(f"--pi {text}: must be a number in (0, 1], or unknown")
-    return int(value) if value == int(value) else value
+    return value
 
 
 def _check_names(given: Mapping[str, Any], params: "Params") -> None:

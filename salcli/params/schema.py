@@ -158,7 +158,7 @@ def _shares(value: object) -> tuple[float | str, ...]:
             raise ValueError(f"write {one:g} instead of {one}")
     if UNKNOWN in value and len(value) > 1:
         raise ValueError("must be either shares or [unknown]")
-    return _each_once(_not_empty(tuple(value)))
+    return _each_once(_not_empty(tuple(one if one == UNKNOWN else float(one) for one in value)))
 
 
 def _test_share(value: object) -> object:

@@ -441,7 +441,7 @@ def _discoveries(calibration: Tensor, wild: Tensor, fdr: float) -> float:
 
 
 def _metrics(result: Filtered) -> dict[str, Any]:
-    errors = asdict(result.errors) if result.errors else {"err_in": None, "err_out": None, "precision": None}
+    errors = asdict(result.errors) if result.errors else dict.fromkeys(("err_in", "err_out", "precision"), math.nan)
     found = result.verdict
     metrics = {
         "protocol": result.protocol,
@@ -451,10 +451,9 @@ def _metrics(result: Filtered) -> dict[str, Any]:
         "n_wild": len(result.candidates.wild_score),
         "n_calibration": len(result.candidates.calibration_score) + result.n_unscored,
         "n_id_train": result.n_id_train,
-        **errors,
-        **{name: None if math.isnan(value) else value for name, value in asdict(result.fit).items()},
+        **_defined({**errors, **asdict(result.fit)}),
         "verdict": result.sentence,
-        **({"estimated": {**asdict(found), "beyond": found.beyond}} if result.protocol == HELD_OUT else {}),
+        **({"estimated": _defined({**asdict(found), "beyond": found.beyond})} if result.protocol == HELD_OUT else {}),
     }
     if not result.trials:
         return metrics
@@ -463,4 +462,13 @@ def _metrics(result: Filtered) -> dict[str, Any]:
 
 def _trial_metrics(trial: Trial) -> dict[str, Any]:
     metrics = {key: value for key, value in vars(trial).items() if key not in ("score", "errors", "auroc")}
-    return metrics if trial.errors is None else {**metrics, **asdict(trial.errors), "auroc": trial.auroc}
+    known = {} if trial.errors is None else {**asdict(trial.errors), "auroc": trial.auroc}
+    return _defined({**metrics, **known})
+
+
+def _defined(metrics: dict[str, Any]) -> dict[str, Any]:
+    """With null for what JSON has no number for: ERR_in at π = 1, a drift of all samples."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
+    }

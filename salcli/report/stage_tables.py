@@ -341,7 +341,7 @@ def theory_view(done: Sequence[TheoryCheck]) -> Group:
     )  # fmt: skip
     scores = plain_table(
         "τ (Eq. 4–7) of wild data, and bounds on the outliers that it misses",
-        *columns, "τ ID", "τ OOD", "≥", "max τ", "θ", "T", "ERR_out", "≤ mean", "≤ ζ", "δ(T)",
+        *columns, "π", "τ ID", "τ OOD", "≥", "max τ", "θ", "T", "ERR_out", "≤ mean", "≤ ζ", "δ(T)",
         caption=[
             "τ ID, τ OOD: means, with one v for all classes; ≥: 0.98 ζ²/π, for τ OOD (Theorem 4).",
             "θ: angle of v and the mean gradient of OOD data (else τ > T); T: quantile of held-out τ.",
@@ -351,10 +351,9 @@ def theory_view(done: Sequence[TheoryCheck]) -> Group:
     )  # fmt: skip
     for result in gradients:
         truth, tau, bounds = result.truth, result.tau, result.err_out_bounds
-        row = which(result.experiment.with_variant(SAL))
+        row = [*which(result.experiment.with_variant(SAL)), f"{result.pi:.3g}" if truth else f"≈ {result.pi:.2g}"]
         discrepancies.add_row(
             *row,
-            f"{result.pi:.3g}" if truth else f"≈ {result.pi:.2g}",
             _number(result.held_out.zeta),
             _number(result.held_out.without_noise),
             _number(result.required),

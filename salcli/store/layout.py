@@ -195,7 +195,7 @@ class Experiment:
     @property
     def _pi(self) -> str:
         """As params.yaml and dvc.yaml write it: 1, not 1.0."""
-        return f"{self.pi:g}" if isinstance(self.pi, float) else str(self.pi)
+        return str(self.pi) if isinstance(self.pi, str) else f"{self.pi:g}"
 
 
 class Workspace:

@@ -1,8 +1,10 @@
 """train-ood: SAL with its candidates or with what a person decided, and its rivals with all wild data."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from helpers.compute import Watched
 from helpers.quick import EXPERIMENT
@@ -10,6 +12,7 @@ from helpers.stages import params_of
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import cross_entropy
 
+from salcli.errors import TrainingError
 from salcli.methods.base import WildTrained, built_in
 from salcli.methods.sal import START_PENALTY
 from salcli.models.network import Classifier, OodClassifier
@@ -17,8 +20,8 @@ from salcli.pipeline import evaluate, train_ood
 from salcli.pipeline.inputs import classifier, id_samples, ood_test_samples, wild_samples
 from salcli.pipeline.review import rows_for_review, write_review
 from salcli.pipeline.train_ood import TrainedNetwork
-from salcli.store.files import read_arrays
-from salcli.store.formats import read_candidates, read_network
+from salcli.store.files import read_arrays, read_header
+from salcli.store.formats import read_candidates, read_network, write_candidates
 from salcli.store.layout import TEST_SCORES, Workspace
 
 RIVALS = [name for name in built_in(WildTrained) if name != "step"]  # test_train_encoder.py has the other
@@ -66,6 +69,16 @@ def test_a_review_changes_what_sal_learns_from_and_is_noted(workspace: Workspace
     assert not same(changed, usual)
     path.write_text(text[0] + "\n")  # does not mention this experiment
     assert same(train(workspace, None, values)[1], usual)
+
+
+def test_all_wild_samples_may_be_candidates_but_then_none_counts_as_id(workspace: Workspace) -> None:
+    found = workspace.find(EXPERIMENT.candidates)
+    candidates, about = read_candidates(found), read_header(found).about
+    n_wild = len(candidates.wild_score)
+    write_candidates(found.path, replace(candidates, index=np.arange(n_wild)), about)
+    assert train(workspace, None)[0].n_outliers == n_wild
+    with pytest.raises(TrainingError, match="all wild samples are candidate outliers"):
+        train(workspace, None, {"train_ood.candidate_id": True})
 
 
 def test_a_fitted_head_is_the_logistic_regression_that_fine_tuning_starts_from(workspace: Workspace) -> None:

@@ -95,7 +95,7 @@ def test_a_preset_finds_its_own_table_or_one_with_the_same_numbers(name: str) ->
     params = params_of(name)
     first, *others = matching_settings(params)
     if name == "mixing-ratio":
-        assert [one.pi for one in (first, *others)] == params.data.pi
+        assert [one.pi for one in (first, *others)] == [*params.data.pi]
     expected = {"paper-text": MAIN, "released": MAIN}
     assert first.table == expected.get(name, name)
     assert {one.method for one in settings()[first]} & set(paper_names(params.variants[0], params))
