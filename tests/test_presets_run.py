@@ -56,7 +56,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shrunk(name: str, raw: Path) -> dict[str, str]:
-    """One wild set, at most two shares π and unseen sets; all variants, and all rivals but those of slow networks."""
+    """One wild set, at most two shares π and unseen sets; all variants and all rivals."""
     content = resolved(preset(name))
     data = content["data"]
 

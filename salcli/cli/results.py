@@ -353,7 +353,9 @@ def theory(**given: Any) -> None:
 
 @taking(PARAMS, OOD, SEED)
 def sweep_pi(
-    variant: Annotated[str, typer.Option(help="The variant of SAL.", rich_help_panel=RUN)] = "sal",
+    variant: Annotated[
+        str | None, typer.Option(help="The variant of SAL; else the first.", rich_help_panel=RUN)
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write pi.csv, pi.png and pi.svg.")] = Path("sweep"),
     **given: Any,
 ) -> None:
@@ -371,7 +373,7 @@ def sweep_pi(
     if UNKNOWN in session.params.data.pi:
         raise ParamsError("data.pi is [unknown]: the wild data come as they are, so there is no share to sweep")
     wanted = {(experiment.ood, experiment.seed) for experiment in session.experiments}
-    every = sweep_points(session.workspace.root / RUNS, variant=variant)
+    every = sweep_points(session.workspace.root / RUNS, variant=variant or session.params.variants[0])
     points = every[[pair in wanted for pair in zip(every["ood"], every["seed"], strict=True)]]
     shares = points["pi"].unique()
     if len(shares) < 2:
