@@ -8,9 +8,9 @@ goes on. `--show` prints the tables of what is there.
 
 synthetic: normal scores of five methods, 40 deals of 600 calibration and 600 held-out wild samples at π 0.1, and as
 many at 0.3; draws FOLDER/estimates.png.
-projects: salcli's own stages up to the detector, with detector.method: auto. The embedded sets with params.yaml and
-data.wild_holdout 0.2; and VECTORS, cifar-CLASS.npy and FashionMNIST.npy, as `salcli init` plans it: two classes, other
-ones for each seed, are near OOD, Fashion-MNIST is far.
+projects: salcli's own stages up to the detector, with detector.method: auto. The embedded sets with params.yaml,
+data.wild_holdout 0.2 and SAL (auto) first; and VECTORS, cifar-CLASS.npy and FashionMNIST.npy, as `salcli init` plans
+it: two classes, other ones for each seed, are near OOD, Fashion-MNIST is far.
 resnet20: as in benchmarks/separators.py, with a fifth of the wild data held out. SAL is fine-tuned in 100 steps.
 drift: the same without SAL, all wild images changed; knn is what stays.
 """
@@ -133,7 +133,7 @@ def project(folder: Path, ood: str, seed: int, embeddings: Path | None) -> Score
         (folder / "project").mkdir(exist_ok=True)
         path = folder / "project/params.yaml"
         path.write_text(PARAMS.read_text())
-        changes["detector.method"] = "auto"
+        changes |= {"variants": ["sal-auto", "sal"], "detector.method": "auto"}  # as `salcli init` plans them
     params, workspace = load_params(path, changes)[0], Workspace(path.parent)
     (experiment, *_) = experiments = params.experiments()
     for name in (params.data.id, ood):
