@@ -137,11 +137,14 @@ def test_dvc_artifacts_get_downloads_the_detector_of_a_clone(project: Project, t
     assert (tmp_path / "detector.safetensors").read_bytes() == made.read_bytes()
 
 
-def test_values_of_params_do_not_reach_the_shell_raw(project: Project) -> None:
-    project.change({"seeds": ["0; touch x #"]})
+@pytest.mark.parametrize("value", ["0; touch x #", "0\ntouch x", "0'\ntouch x\n'", "$(touch x)"])
+def test_values_of_params_do_not_reach_the_shell_raw(project: Project, value: str) -> None:
+    project.change({"seeds": [value]})
     shown = project.shell("dvc repro -s -f split", 255)
     project.change({"seeds": [0]})
-    assert "--seed '0; touch x #'" in shown
+    assert f"--seed {shlex.quote(value)}" in shown
+    assert "Invalid value for '--seed'" in shown
+    assert "bash" not in shown
     assert not (project.root / "x").exists()
 
 
