@@ -55,11 +55,11 @@ from salcli.store.files import Found, read_arrays, read_header, read_tensors
 SMALL = {
     "seeds": "[0]",
     "data.ood": "[digits-8-9]",
-    "variants": "[sal]",
+    "variants": "[sal, sal-auto]",  # with a random and with a fitted OOD head
     "rivals": "[woods]",
     "train_id.epochs": "4",
     "train_ood.epochs": "3",
-    "evaluate.methods": "[sal, woods, msp, knn, mahalanobis]",
+    "evaluate.methods": "[sal, sal-auto, woods, msp, knn, mahalanobis]",
 }
 WILD = "--ood digits-8-9 --pi 0.1 --seed 0"
 STAGES = (
@@ -69,8 +69,10 @@ STAGES = (
     "train-id --seed 0",
     "extract-grads id --seed 0",
     f"extract-grads wild {WILD}",
-    f"filter {WILD}",
+    f"filter --variant sal {WILD}",
+    f"filter --variant sal-auto {WILD}",
     f"train-ood --method sal {WILD}",
+    f"train-ood --method sal-auto {WILD}",
     f"train-ood --method woods {WILD}",
     f"evaluate own {WILD}",
     f"detector {WILD}",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ from salcli.pipeline import filter as filter_stage
 from salcli.pipeline.embed import ON_A_CPU, ON_A_GPU, embedder_for
 from salcli.pipeline.inputs import id_representation, id_samples, wild_representation
 from salcli.progress import Silent
+from salcli.store import files as store
 
 K = 50  # neighbours
 
@@ -141,7 +143,7 @@ COMBINED = tuple(name for name in built_in(PostHoc) if name not in POST_HOC)
 def _after_embedding(sizes: Sizes) -> Iterator[Row]:
     """In a process of their own, so that the peak is theirs alone."""
     n = sizes.vectors, sizes.dimensions
-    seconds, with_all, peaks = in_new_process(seconds_after_embedding, *n, sizes.device)
+    seconds, with_all, peaks, check = in_new_process(seconds_after_embedding, *n, sizes.device)
     (baseline, n_given), (shorter, n_standardized) = in_new_process(seconds_of_logistic_regression, *n)
     what = f"train-id to evaluate, {n[0]:,} wild vectors of {n[1]:,} dimensions"
     total = sum(seconds.values())
@@ -155,6 +157,15 @@ def _after_embedding(sizes: Sizes) -> Iterator[Row]:
         + ", ".join(f"{name} {seconds_text(each)}" for name, each in seconds.items())
         + f"; its {n_given} iterations are on the vectors as given, standardized it takes {n_standardized} and "
         f"{seconds_text(shorter)}: {total / shorter:.3g} ×",
+    )
+    yield Row(
+        what=f"filter of {n[0]:,} wild vectors of {n[1]:,} dimensions: check of the files it reads / all its time",
+        goal=Goal(5, at_most=True),
+        value=100 * check / seconds["filter"],
+        ours=seconds_text(check),
+        baseline=seconds_text(seconds["filter"]),
+        unit="%",
+        note="SHA-256 of each file, once in a process; without the start of the process",
     )
     more = total - seconds["evaluate"] + with_all
     yield Row(
@@ -176,8 +187,10 @@ def _after_embedding(sizes: Sizes) -> Iterator[Row]:
         )
 
 
-def seconds_after_embedding(n_wild: int, dimensions: int, device: str) -> tuple[dict[str, float], float, list[Peak]]:
-    """Of each stage, then of evaluate with all rows; and the peak of both."""
+def seconds_after_embedding(
+    n_wild: int, dimensions: int, device: str
+) -> tuple[dict[str, float], float, list[Peak], float]:
+    """Of each stage, then of evaluate with all rows; the peak of both; and of the checks in filter."""
     with tempfile.TemporaryDirectory() as folder:
         small = vector_project(Path(folder, "small"), 400, 16, (*POST_HOC, *COMBINED), device)
         setup = in_new_process(vector_project, Path(folder, "large"), n_wild, dimensions, POST_HOC, device)
@@ -187,7 +200,23 @@ def seconds_after_embedding(n_wild: int, dimensions: int, device: str) -> tuple[
         seconds: dict[str, float] = {}
         peaks = [peak_during(lambda: seconds.update(_run_stages(setup)))]
         peaks.append(peak_during(lambda: seconds.update(all=seconds_of(lambda: evaluate.run(*with_all)))))
-        return seconds, seconds.pop("all"), peaks
+        return seconds, seconds.pop("all"), peaks, _seconds_of_checks(lambda: filter_stage.run(*setup))
+
+
+def _seconds_of_checks(run: Callable[[], object]) -> float:
+    """That a stage spends on the checksums of what it reads. Each stage is a process, which reads a file once."""
+    is_intact, seconds = store._is_intact, []
+    is_intact.cache_clear()
+
+    def timed(*file: Any) -> bool:
+        start = time.perf_counter()
+        found = is_intact(*file)
+        seconds.append(time.perf_counter() - start)
+        return found
+
+    with patch.object(store, "_is_intact", timed):
+        run()
+    return sum(seconds)
 
 
 def _run_stages(setup: Setup) -> dict[str, float]:
