@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # torch is loaded by the commands that need it
 
 # They change where a command computes, not what.
 NOT_A_RESULT = {"device", "launcher", "timeout"}
+LAUNCHER_DEFAULTS = {"OMP_NUM_THREADS": "1", "LOGLEVEL": "CRITICAL"}  # torchrun would log what our messages say
 LAUNCHED = "SALCLI_LAUNCHED"  # marks what we started, or a launcher with one process would start itself for ever
 # options that choose experiments, and the keys of params.yaml they choose from
 SELECTED = {"ood": "data.ood", "pi": "data.pi", "seed": "seeds", "variant": "variants"}
@@ -124,11 +125,18 @@ class Session:
                     done.append(stage(self.workspace, self.params, experiment, progress=self.progress, **options))
         return done
 
-    def finish(self, view: "RenderableType", written: Iterable[Path], next_command: str = "") -> None:
-        """Print the outcome, what was written and what comes next."""
+    def finish(
+        self, view: "RenderableType", written: Iterable[Path], next_command: str = "", *, notes: Iterable[str] = ()
+    ) -> None:
+        """Print the outcome, what was written and what comes next.
+
+        DVC starts a command for each experiment, with the same notes: there `salcli table` shows them, once.
+        """
         from salcli.report.console import console
 
         console.print(view)
+        for note in dict.fromkeys(notes if "DVC_STAGE" not in os.environ else ()):
+            console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
         if self.workspace.read_from_scratch:
             say(f"read from scratch/: {', '.join(self.workspace.read_from_scratch)}", "yellow")
         root = self.workspace.root
@@ -210,14 +218,18 @@ def _launch(launcher: str) -> None:
         return
     try:
         program, *options = shlex.split(launcher)
-        # as a module, so that it is the one of this environment
-        start = [sys.executable, "-m", "torch.distributed.run"] if program == "torchrun" else [program]
-        command = [*start, *options, "-m", "salcli", *sys.argv[1:]]
-        done = subprocess.run(command, env={"OMP_NUM_THREADS": "1", **os.environ, LAUNCHED: "1"})
+        # so that it is the one of this environment
+        torchrun = [sys.executable, "-c", "from salcli.engine.device import torchrun; torchrun()"]
+        command = [*(torchrun if program == "torchrun" else [program]), *options, "-m", "salcli", *sys.argv[1:]]
+        running = subprocess.Popen(command, env=LAUNCHER_DEFAULTS | os.environ | {LAUNCHED: "1"})
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageMistakeError(
             f"launcher {launcher!r} cannot be started: {reason}; it must be none, or a command such as "
             "torchrun --nproc-per-node 4"
         ) from None
-    raise typer.Exit(done.returncode)
+    try:
+        raise typer.Exit(running.wait())
+    finally:  # Ctrl-C or SIGTERM: the launcher ends its processes, which would go on without it
+        running.terminate()
+        running.wait()

@@ -166,7 +166,8 @@ def filter_(**given: Any) -> None:
 
     session = Session.open("filter", given)
     done = session.run(stage.run, session.experiments)
-    session.finish(filter_view(done, session.params.filter), written(done), "salcli train-ood")
+    view, notes = filter_view(done, session.params.filter), [note for one in done for note in one.notes]
+    session.finish(view, written(done), "salcli train-ood", notes=notes)
 
 
 @taking(
@@ -255,8 +256,9 @@ def evaluate(
             "there is nothing to test on: data.test_ood is empty; name a set there, or with --unseen"
         )
     done = [one for name in tests for one in session.run(stage.run, session.of_wild_sets, unseen=name)]
-    view = results_view(Results.read([one.written[1] for one in done]), console.width)
-    session.finish(view, written(done), "salcli table")
+    results = Results.read([one.written[1] for one in done])
+    view = results_view(results.without_notes(), console.width)
+    session.finish(view, written(done), "salcli table", notes=results.notes)
 
 
 @taking(

@@ -131,7 +131,7 @@ def _fitted(
                 wild_representation(workspace, experiment) if method.needs_wild else None,
                 experiment.seed,
                 compute.device,
-                task.note,
+                task.note if name not in params.evaluate.methods else Silent().note,  # `evaluate` has noted it
                 network.as_given,
                 id_representation(workspace, "calibration", experiment) if method.needs_calibration else None,
             )

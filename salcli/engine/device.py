@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -149,6 +150,23 @@ def _who_is_stuck(store: Any) -> str:
     time.sleep(SECONDS_TO_REPORT)  # the clocks of the others started a little later
     stuck = [str(other) for other in range(world_size()) if not store.check([f"waits/{other}"])]
     return f"process {' and '.join(stuck)}" if stuck else "a process"
+
+
+def torchrun() -> None:
+    """The command of that name, without its traceback: a process that fails has said why. Exits with its code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    try:
+        main()
+    except ChildFailedError as error:
+        which, failure = error.get_first_failure()
+        if failure.exitcode < 0:  # it could not say anything
+            print(f"error: process {which} was ended by {failure.signal_name()}", file=sys.stderr)
+        sys.exit(max(failure.exitcode, 1))
+    except SignalException as error:
+        sys.exit(128 + error.sigval)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from salcli.store.layout import SAL, TEST_SCORES, Experiment, Workspace
 
 N_BINS = 60
 ON_ALL = " (all ID data)"
-NO_METRICS = dict.fromkeys(field.name for field in fields(OodMetrics))
+NO_METRICS = dict.fromkeys(one.name for one in fields(OodMetrics))
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class TestScores:
     id_accuracy: float
     has_short_schedule: bool = False  # trained for fewer epochs than its authors train
     protocol: str = ""  # of a variant of SAL: whose threshold it has
+    notes: tuple[str, ...] = ()  # what its fit had to say
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Evaluated:
                 rows[method]["protocol"] = own.protocol
             if own.has_short_schedule:
                 rows[method]["short_schedule"] = True
+            if own.notes:
+                rows[method]["notes"] = own.notes
         return {**rows, "samples": {"id_test": self.n_id_test, "ood_test": self.n_ood_test}}
 
 
@@ -119,7 +122,7 @@ def run(
     ):
         given = workspace, params, experiment, methods, unseen, id_test, ood_test
         scorer, on_all = _Scorer(*given, held_out, compute, task), _OnAllId(*given, [], compute, task)
-        scores = {name: (on_all if of_all_id(name) else scorer).score(name, own) for name, own in methods.items()}
+        scores = {name: (on_all if of_all_id(name) else scorer).noted(name, own) for name, own in methods.items()}
     has_ood = len(ood_test) > 0
     files = ["scores.h5", "metrics.json", "roc.csv", "histogram.csv", *(["estimates.json"] if not unseen else [])]
     result = Evaluated(
@@ -169,6 +172,12 @@ class _Scorer:
     held_out: list[Rows]
     compute: Compute
     task: Task
+    notes: list[str] = field(default_factory=list)
+
+    def noted(self, name: str, method: PostHoc | InputScore | Trained) -> TestScores:
+        """Scores, with the notes that were made meanwhile."""
+        self.notes.clear()
+        return replace(self.score(name, method), notes=tuple(self.notes))
 
     def score(self, name: str, method: PostHoc | InputScore | Trained) -> TestScores:
         if isinstance(method, PostHoc):
@@ -222,7 +231,7 @@ class _Scorer:
             wild_representation(workspace, experiment) if needs_wild else None,
             experiment.seed,
             self.compute.device,
-            self.task.note,
+            self.notes.append,
             self.classifier.as_given,
             id_representation(workspace, "calibration", experiment) if needs_calibration else None,
             self.representation,
@@ -280,7 +289,7 @@ class _OnAllId(_Scorer):
         size, outputs = self.params.evaluate.batch_size, network.features_and_logits
         feature, logits = outputs_of(network, outputs, samples.rows, size, self.compute)
         id_train = Representation(feature, logits, samples.labels)
-        seed, device, note = self.experiment.seed, self.compute.device, self.task.note
+        seed, device, note = self.experiment.seed, self.compute.device, self.notes.append
         return Known(Head.of(network.head), id_train, None, seed, device, note, network.as_given)
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ class Filtered:
     trials: list[Trial]  # of all scores, τ's first, where filter.score is auto
     written: list[Path]
     protocol: str = HELD_OUT  # whose threshold it is
+    notes: list[str] = field(default_factory=list)  # what the fits of its scores had to say
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -218,6 +219,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         trials=[_diagnosed(trial, scores, is_ood) for trial in trials],
         written=written,
         protocol=protocol(own),
+        notes=data.notes,
     )
     if processes().is_main:
         how = {"seed": experiment.seed, "filter": own.model_dump()}
@@ -237,6 +239,7 @@ class _Data:
     id_train: RepresentationFile
     calibration: RepresentationFile
     wild: RepresentationFile
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def classifier(self) -> Classifier:
@@ -264,7 +267,7 @@ class _Data:
             try:
                 found[BLEND] = blend(self.wild, self.calibration, single, self.experiment.seed)
             except ThresholdError as error:
-                task.note(f"auto leaves out {BLEND}: {error}")
+                self.notes.append(f"auto leaves out {BLEND}: {error}")
             task.advance(1)
         return found
 
@@ -285,7 +288,7 @@ class _Data:
         with self._task(name, n_samples, "samples") as task:
             if isinstance(method, InputScore):
                 return self._by_input(method, task)
-            pair = self._by_representation(method, task)
+            pair = self._by_representation(method)
             task.advance(n_samples)
         return pair
 
@@ -298,7 +301,7 @@ class _Data:
         asked, sources = members(self.params), [self.wild, self.calibration]
         found = {}
         with self._task("post-hoc scores", len(asked), "scores") as task:
-            working = working_scores(self.params.filter.score, asked, self._known(task), sources)
+            working = working_scores(self.params.filter.score, asked, self._known(), sources)
             for name, (wild, calibrating) in working:
                 found[name] = wild, calibrating
                 task.advance(1)
@@ -308,15 +311,15 @@ class _Data:
         what = "" if self.params.filter.score == TAU else f", {name}"
         return self.progress.task(f"filter, {self.experiment}{what}", total, unit)
 
-    def _known(self, task: Task) -> Known:
-        head, as_given = Head.of(self.classifier.head), self.classifier.as_given
-        return Known(head, self.id_train, self.wild, self.experiment.seed, note=task.note, as_given=as_given)
+    def _known(self) -> Known:
+        head, as_given, note = Head.of(self.classifier.head), self.classifier.as_given, self.notes.append
+        return Known(head, self.id_train, self.wild, self.experiment.seed, note=note, as_given=as_given)
 
-    def _by_representation(self, method: PostHoc, task: Task) -> tuple[Tensor, Tensor]:
+    def _by_representation(self, method: PostHoc) -> tuple[Tensor, Tensor]:
         if not self.calibrates_on_training_data:
-            wild, calibrating = outlier_scores(method, self._known(task), [self.wild, self.calibration])
+            wild, calibrating = outlier_scores(method, self._known(), [self.wild, self.calibration])
             return wild, calibrating
-        (wild,) = outlier_scores(method, self._known(task), [self.wild])
+        (wild,) = outlier_scores(method, self._known(), [self.wild])
         return wild, finite(method.name, -method.scores(self.calibrating, fitted_on=True))
 
     def _tau(self, temperature: float) -> tuple[Tensor, Tensor]:
@@ -455,6 +458,8 @@ def _metrics(result: Filtered) -> dict[str, Any]:
         "verdict": result.sentence,
         **({"estimated": _defined({**asdict(found), "beyond": found.beyond})} if result.protocol == HELD_OUT else {}),
     }
+    if result.notes:
+        metrics["notes"] = result.notes
     if not result.trials:
         return metrics
     return {**metrics, "auto": {trial.score: _trial_metrics(trial) for trial in result.trials}}

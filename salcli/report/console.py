@@ -127,12 +127,11 @@ class ConsoleProgress:
 
     def __init__(self, to: Console | None = None) -> None:
         self.seconds = 0.0
-        self._noted: set[str] = set()
         self._console = to or console
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator["_Meter"]:
-        started, meter = time.monotonic(), _Meter(name, total, unit, self._console, self._noted)
+        started, meter = time.monotonic(), _Meter(name, total, unit, self._console)
         if self._console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -151,8 +150,8 @@ class ConsoleProgress:
 
 
 class _Meter:
-    def __init__(self, name: str, total: int, unit: str, to: Console, noted: set[str]) -> None:
-        self._name, self._total, self._unit, self._console, self._noted = name, total, unit, to, noted
+    def __init__(self, name: str, total: int, unit: str, to: Console) -> None:
+        self._name, self._total, self._unit, self._console = name, total, unit, to
         self._done = self._skipped = 0
         self._values: dict[str, float] = {}
         self._started = self._last_line = time.monotonic()
@@ -179,10 +178,6 @@ class _Meter:
         self._skipped += n
 
     def note(self, text: str) -> None:
-        """Once, whatever the number of experiments it holds for."""
-        if text in self._noted:
-            return
-        self._noted.add(text)
         self._console.print(f"{self._name}: {text}", style="yellow", highlight=False, markup=False)
 
     def _share(self) -> str:

@@ -7,6 +7,7 @@ are loaded. What the stored scores add, intervals above all, is in bootstrap.py.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ METRICS = {
 }
 LOWER_IS_BETTER = {"fpr95"}
 ESTIMATED, ESTIMATE = ("fpr95", "auroc"), ("value", "low", "high")
-SHORT, PROTOCOL = "short_schedule", "protocol"
+SHORT, PROTOCOL, NOTES = "short_schedule", "protocol", "notes"
 DRAWS = {"fpr95": "fpr95_draws", "auroc": "auroc_draws"}  # columns of runs with the metric in each resample
 LEAST = "least_step"  # column of runs: percent that a difference must be, however small its interval
 ENDS = (0.025, 0.975)  # of an interval
@@ -45,6 +46,7 @@ SHORT_SCHEDULE = "\n(short schedule)"  # on a line of its own in the terminal
 FULL_WIDTH = 96  # terminal columns that mean ± std needs
 CANNOT_TELL, NOTHING = "cannot tell", "–"
 INTERVAL = "95% interval"
+WHOLE_NUMBER = re.compile(r"(?<![\w.])(\d+)(?!\w|\.\d)")
 BEATS = (
     "Beats: a lower FPR95 in every seed, by more than resamples of the test samples explain (95% interval of all "
     "differences at once)."
@@ -242,6 +244,21 @@ class Results:
         is_plain = len(self.wild_sets) == 1
         return [test if is_plain or test == wild else f"{test} (wild {wild})" for wild, test in pairs]
 
+    @property
+    def notes(self) -> list[str]:
+        """What the fits of methods had to say. Those that differ in numbers alone are one, with ranges."""
+        alike: dict[tuple[str, ...], list[list[str]]] = {}  # text between the numbers → all parts
+        for note in dict.fromkeys(note for own in self.runs.get(NOTES, ()) for note in own):
+            parts = WHOLE_NUMBER.split(note)
+            alike.setdefault(tuple(parts[::2]), []).append(parts)
+        return [
+            "".join(_range([*map(int, part)]) if len({*part}) > 1 else part[0] for part in zip(*found, strict=True))
+            for found in alike.values()
+        ]
+
+    def without_notes(self) -> Results:
+        return replace(self, runs=self.runs.drop(columns=NOTES))
+
     def estimated(self) -> list[Estimated]:
         """Of each wild set; of one π."""
         found = []
@@ -353,6 +370,7 @@ def _read_evaluation(path: Path, key: EvaluationKey) -> tuple[list[dict[str, Any
                 **{name: math.nan if values[name] is None else 100 * float(values[name]) for name in METRICS},
                 SHORT: bool(values.get(SHORT, False)),
                 PROTOCOL: str(values.get(PROTOCOL, "")),
+                NOTES: [str(note) for note in values.get(NOTES, ())],
             }
             for method, values in content.items()
             if method != "samples"
@@ -365,6 +383,8 @@ def _read_evaluation(path: Path, key: EvaluationKey) -> tuple[list[dict[str, Any
             counts |= {name: filtered[name] for name in names}
             of = "" if variant == SAL else f" of {labels.get(variant, variant)}"
             counts[f"candidates{of}"] = filtered["n_candidates"]
+            for run in runs:
+                run[NOTES] += filtered[NOTES] if run["method"] == variant else []
     return runs, counts
 
 
@@ -401,7 +421,8 @@ def filter_metrics(path: Path, key: EvaluationKey) -> dict[str, dict[str, Any]]:
         variant = file.parent.name
         with reading_json(Found(file, key.experiment.with_variant(variant).filter_metrics.made_by)) as content:
             counts = {name: int(content[name]) for name in ("n_id_train", "n_calibration", "n_wild", "n_candidates")}
-            found[variant] = {**content, **counts}
+            notes = [str(note) for note in content.get(NOTES, ())]
+            found[variant] = {**content, **counts, NOTES: notes}
     return found
 
 
@@ -445,7 +466,7 @@ def results_grids(results: Results, *, with_std: bool = True, estimates: bool = 
             raise MissingArtifactError(
                 "there are no estimates: hold out wild data (data.wild_holdout: 0.2 in params.yaml) and run dvc repro"
             )
-        return shown
+        return [*shown[:-1], replace(shown[-1], notes=[*shown[-1].notes, *results.notes])]
     grids, columns = [], list(METRICS.values())
     if results.intervals:
         columns = [name for metric in DRAWS for name in (METRICS[metric], INTERVAL)]
@@ -589,6 +610,7 @@ def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
     if len(protocols) > 1:  # of variants of SAL
         named = "; ".join(f"{protocol}: {', '.join(labels)}" for protocol, labels in protocols.items())
         notes.append(f"Threshold: {named} (docs/paper.md).")
+    notes += results.notes
     if results.wild_sets != results.ood_sets and len(results.wild_sets) == 1:
         is_mixed = results.shares == [UNKNOWN]
         what = "Trained with wild data that nobody has labeled" if is_mixed else "OOD in the wild data"

@@ -4,8 +4,9 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import PIPE, CompletedProcess, Popen
 from typing import Any
 
 import h5py
@@ -116,6 +117,24 @@ def test_the_launcher_of_params_starts_two_processes_and_one_speaks(workspace: W
     assert (workspace.root / EXPERIMENT.candidates.path).read_bytes() == (
         built / EXPERIMENT.candidates.path
     ).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_launched_mistake_is_one_message_and_a_signal_ends_all_processes(workspace: Workspace) -> None:
+    launched = (*SALCLI, "train-id", "--set", "launcher=torchrun --standalone --nproc-per-node 2", "--set")
+    done = process(*launched, "train_id.lr=1e30", cwd=workspace.root)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the loss is NaN or infinite in epoch 1")
+    assert "Traceback" not in done.stderr
+    running = Popen((*launched, "train_id.epochs=1000000"), cwd=workspace.root, stderr=PIPE, stdout=PIPE, text=True)
+    while not (state := list(workspace.root.rglob("*.pt"))):  # an epoch is done
+        assert running.poll() is None
+        time.sleep(0.1)
+    running.terminate()
+    said = running.communicate(timeout=60)[1]  # its processes have the same pipe: all have ended
+    assert running.returncode == 143, state
+    assert said.count("terminated; nothing half-written is left behind") >= 1
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.cli import salcli
 from helpers.quick import EXPERIMENT, OOD
 from helpers.stages import params_of, rewrite, stored, written
 
@@ -22,6 +23,8 @@ from salcli.store.layout import TEST_SCORES, Workspace, prepared_set, unseen_set
 
 POST_HOC = [*built_in(PostHoc), *built_in(InputScore)]
 UNSEEN = "photo-patches"
+LEFT_OUT = "committee leaves out knn: methods.knn.k is 100000"
+EVALUATE_COMMITTEE = ("own", "--ood", OOD, "--method", "committee", "--set", "methods.knn.k=100000")
 
 
 def run(workspace: Workspace, *methods: str, **values: Any) -> dict[str, np.ndarray]:
@@ -41,6 +44,20 @@ def test_rows_that_share_fits_and_scores_are_those_of_each_method_alone(workspac
     together = run(workspace, *names)
     for name in names:
         np.testing.assert_array_equal(together[name], run(workspace, name)[name])
+
+
+def test_what_a_fit_has_to_say_is_stored_and_shown_once_by_the_table(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC starts a command for each experiment: there none of them prints it."""
+    monkeypatch.chdir(workspace.root)
+    assert salcli("evaluate", *EVALUATE_COMMITTEE).stdout.count(LEFT_OUT) == 1
+    monkeypatch.setenv("DVC_STAGE", "evaluate@x")
+    assert LEFT_OUT not in salcli("evaluate", *EVALUATE_COMMITTEE).stdout
+    scratch = Workspace(workspace.root, scratch=True)
+    content = json.loads(scratch.find(EXPERIMENT.evaluation("metrics.json")).path.read_text())
+    assert [note[: len(LEFT_OUT)] for note in content["committee"]["notes"]] == [LEFT_OUT]
+    assert salcli("table", "--scratch").stdout.count(LEFT_OUT) == 1
 
 
 def test_metrics_are_those_of_the_stored_scores(built: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.compute import Watched
 from helpers.quick import EXPERIMENT, SEED
 from helpers.stages import (
     Arrays,
@@ -39,10 +38,10 @@ N_CLASSES = 8
 POST_HOC = [name for name in separators()[1:] if name not in ("committee", "learned")]
 
 
-def run(workspace: Workspace, notes: Watched | None = None, **changes: Any) -> Filtered:
+def run(workspace: Workspace, **changes: Any) -> Filtered:
     """With keys of filter changed; a key with a dot is one of another section."""
     values = {key if "." in key else f"filter.{key}": value for key, value in changes.items()}
-    return filter_stage.run(workspace, params_of(workspace, values), EXPERIMENT, notes)
+    return filter_stage.run(workspace, params_of(workspace, values), EXPERIMENT)
 
 
 def truth_of(workspace: Workspace) -> np.ndarray:
@@ -248,10 +247,10 @@ def test_spectral_projects_on_singular_vectors_of_the_wild_features(workspace: W
 
 
 def test_auto_leaves_out_a_score_that_cannot_be_computed_and_says_so(workspace: Workspace) -> None:
-    notes = Watched()
-    found = run(workspace, notes, score="auto", **{"methods.knn.k": 100_000})
+    found = run(workspace, score="auto", **{"methods.knn.k": 100_000})
     assert "knn" not in [trial.score for trial in found.trials]
-    assert any(note.startswith("auto leaves out knn: methods.knn.k is 100000") for note in notes.notes)
+    assert any(note.startswith("auto leaves out knn: methods.knn.k is 100000") for note in found.notes)
+    assert json.loads(workspace.find(EXPERIMENT.filter_metrics).path.read_text())["notes"] == found.notes
 
 
 def test_auto_takes_the_blend_or_what_has_not_drifted() -> None:

@@ -75,6 +75,16 @@ def values() -> Values:
     return np.random.default_rng(0).uniform(size=(len(SETS), len(SEEDS), len(METHODS), len(METRICS)))
 
 
+def test_notes_that_differ_in_numbers_alone_are_one_with_ranges(tmp_path: Path, values: Values) -> None:
+    folder = write_runs(tmp_path, values)
+    for i, path in enumerate(sorted(folder.glob("*/*/*/evaluation/metrics.json"))):
+        content = json.loads(path.read_text())
+        content["knn"]["notes"] = [f"knn: {5 + i % 2} of 64 features at 0.05", f"knn: 0.{i % 2}"]
+        write_json(path, content)
+    notes = [note for note in markdown(folder).splitlines() if note.startswith("knn: ")]
+    assert notes == ["knn: 5–6 of 64 features at 0.05", "knn: 0.0", "knn: 0.1"]
+
+
 def markdown(folder: Path) -> str:
     return "\n".join(grid.markdown() for grid in results_grids(Results.from_folder(folder)))
 
