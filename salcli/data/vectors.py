@@ -44,7 +44,7 @@ def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source
     if path.suffix.lower() in TABLES:
         return _parquet(path, columns, labeled=labeled)
     try:
-        array = np.load(path, mmap_mode="r")
+        array = mapped(path)
         beside = {what: np.load(file) for what, file in beside_npy(path).items()}
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npy ({error}); it should hold n × D numbers") from None
@@ -53,6 +53,13 @@ def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source
         return numbered_labels(path, images, beside["labels"], None) if labeled and "labels" in beside else images
     to_show = {name: [""] * len(array) for name in columns.show}
     return _source(path, _converted(path, array), beside, to_show, labeled=labeled)
+
+
+def mapped(path: Path) -> NDArray[Any]:
+    """A .npy file, which is read where it is used. One that claims more numbers than can be counted is an error."""
+    with np.errstate(over="ignore"):
+        array: NDArray[Any] = np.load(path, mmap_mode="r")
+        return array
 
 
 def beside_npy(path: Path) -> dict[str, Path]:

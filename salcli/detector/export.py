@@ -176,12 +176,12 @@ def _compare(graph: DetectorGraph, run: Runner, takes: ImageFormat | VectorForma
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what the exporters' own errors are about."""
+    """The first paragraph of what the exporters' own errors are about; advice for their authors follows."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     text = COLORS.sub("", describe_failure(cause)).strip()
-    first, where = text.partition("\n")[0], re.search(r" \([^()]+, line \d+\)$", text)
+    first, where = " ".join(text.partition("\n\n")[0].split()), re.search(r" \([^()]+, line \d+\)$", text)
     return first if where is None or first.endswith(where[0]) else first + where[0]
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from salcli.data.folders import SUFFIXES
 from salcli.data.readers import UNREADABLE
-from salcli.data.samples import shown, some_of
+from salcli.data.samples import LARGEST_VALUE, shown, some_of
 from salcli.data.vectors import (
     ANY,
     ARRAYS,
@@ -25,6 +25,7 @@ from salcli.data.vectors import (
     cell_texts,
     column_names,
     list_lengths,
+    mapped,
     vector_columns,
 )
 from salcli.detector.images import Decoded
@@ -32,7 +33,7 @@ from salcli.errors import DataError, did_you_mean, printable
 
 MOST_ROWS = 4096  # read at once
 TRAINED = "of the training data; name others with --vector"
-NOT_FINITE = "NaN, infinite, or too large for float32"
+NOT_FINITE = f"NaN, infinite, or above {LARGEST_VALUE:g}"
 
 # Some rows, their ids if they have any, and which of them have no vector, with the reason
 VectorBlock = tuple[NDArray[Any], tuple[str, ...], dict[int, str]]
@@ -231,7 +232,7 @@ def check_columns(path: Path, names: tuple[str, ...], there: Collection[str], op
 
 
 def _of_npy(path: Path) -> tuple[NDArray[Any], tuple[str, ...]]:
-    array, beside = np.load(path, mmap_mode="r"), beside_npy(path)
+    array, beside = mapped(path), beside_npy(path)
     return array, cell_texts(np.load(beside["ids"])) if "ids" in beside else ()
 
 
@@ -243,4 +244,4 @@ def _float32(array: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int64
     """The array, and its rows that hold a value that no score can be computed from."""
     with np.errstate(over="ignore", invalid="ignore"):
         converted = array.astype(np.float32, copy=False)
-    return converted, np.flatnonzero(~np.isfinite(converted).all(axis=1))
+    return converted, np.flatnonzero(~(np.abs(converted) <= LARGEST_VALUE).all(axis=1))

@@ -53,6 +53,7 @@ from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 
 TAU = "sal"  # the name of τ among the filter's scores
 BLEND, LEARNED, COMMITTEE = "blend", "learned", "committee"  # as AUTO, made of others: separators.py
+LEAST_TEMPERATURE = 1e-30  # logits are divided by it, and stay finite
 SOFTENED = 100.0  # the temperature of the second τ among them
 START_PENALTY = 2e-2  # of the OOD head that fine-tuning starts from, relative to the variance of the features
 MOST_TO_START = 50_000  # samples of a side that it is fitted to
@@ -61,9 +62,9 @@ MOST_NUMBERS = 100_000_000  # in the singular vectors of a detector's file: 0.8 
 
 def _temperature(value: object) -> object:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value == "inf" or (is_number and value > 0):  # type: ignore[operator]
+    if value == "inf" or (is_number and value >= LEAST_TEMPERATURE):  # type: ignore[operator]
         return "inf" if value in ("inf", float("inf")) else float(value)  # type: ignore[arg-type]
-    raise ValueError(f"must be a positive number or inf, got {value!r}")
+    raise ValueError(f"must be at least {LEAST_TEMPERATURE:g}, or inf, got {value!r}")
 
 
 class FilterParams(Section):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from salcli.errors import BadArtifactError, MissingArtifactError, printable
+from salcli.errors import BadArtifactError, MissingArtifactError, check_regular, printable
 from salcli.params.reading import read_yaml
 from salcli.progress import Progress, Silent
 from salcli.store.files import Found, check_seal
@@ -26,8 +28,7 @@ class Verified:
 def verify(root: Path, progress: Progress | None = None) -> Verified:
     """Read every file that stages wrote, and compare it with its checksum."""
     expected = _of_dvc(root / "dvc.lock")
-    files = sorted(path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file())
-    files = [path for path in files if not path.name.startswith(".")]
+    files = sorted(path for folder in FOLDERS for path in _files_below(root / folder) if not path.name.startswith("."))
     if not files and not expected:
         raise MissingArtifactError(
             f"{printable(root)} has no files of stages; name a project's folder, or run dvc repro there"
@@ -49,6 +50,19 @@ def verify(root: Path, progress: Progress | None = None) -> Verified:
     missing = [name for name in expected if not (root / name).exists()]
     problems += [f"{name} is missing; get it with dvc pull, or make it with dvc repro" for name in missing]
     return Verified(len(files), n_unknown, problems)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """A folder that may not be read and a file that is none are errors."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, _, names in os.walk(folder, onerror=fail) if folder.exists() else ():
+        for path in (Path(parent, name) for name in names):
+            check_regular(path)
+            if path.exists():  # no broken link
+                yield path
 
 
 def _of_dvc(lock: Path) -> dict[str, str]:

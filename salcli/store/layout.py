@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from salcli.errors import BadArtifactError, MissingArtifactError
+from salcli.errors import BadArtifactError, MissingArtifactError, check_regular
 from salcli.progress import is_main_process
 from salcli.store.files import Found, fingerprint, locked, read_header
 
@@ -223,7 +223,9 @@ class Workspace:
 
     def target(self, artifact: Artifact) -> Path:
         """Where to write the artifact."""
-        return (self.root / SCRATCH if self.scratch else self.root) / artifact.path
+        path = (self.root / SCRATCH if self.scratch else self.root) / artifact.path
+        check_regular(path)
+        return path
 
     @contextmanager
     def running(self, stage: str, experiment: Experiment) -> Iterator[None]:

@@ -58,6 +58,7 @@ def test_the_command_that_is_named_makes_the_file(here: Path) -> None:
         ("train-id --set model.weights=loop", "loop: Too many levels of symbolic links; fix that"),
         ("train-id --params pipe", "pipe is a pipe or a device; it should be a file"),
         ("table --params \x1b[31mred.yaml", "\\x1b[31mred.yaml does not exist"),
+        ("filter --set filter.temperature=1e-308", "filter.temperature  must be at least 1e-30, or inf, got 1e-308"),
         ("train-id --lr 1e30", "epoch 1; try a smaller learning rate (lr is 1e+30)"),
         pytest.param(
             "train-id --device cuda:1", "device cuda:1: no CUDA device is available here; use device: auto or cpu",

@@ -120,3 +120,17 @@ def test_a_graph_that_computes_something_else_is_an_error(
     with pytest.raises(ModelError, match=f"{how}.*nothing was written"):
         export(random_detector("mlp", 2), tmp_path / "file", "torch-export")
     assert files(tmp_path) == {"file": b"from before"}
+
+
+def test_the_cause_of_a_failed_export_is_whole_and_has_no_colors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("step 1 of 3") from ValueError("no such \x1b[31moperator\x1b[0m:\n  lstsq\n\nadvice")
+
+    monkeypatch.setitem(FORMATS, "torch-export", (fail, fail))
+    with pytest.raises(ModelError) as error:
+        export(random_detector("mlp", 2), tmp_path / "file", "torch-export")
+    assert "cannot be exported to torch-export: ValueError: no such operator: lstsq" in str(error.value)
+    assert "advice" not in str(error.value)
+    assert files(tmp_path) == {}

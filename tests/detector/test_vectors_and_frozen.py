@@ -97,7 +97,7 @@ def test_every_file_and_array_of_the_same_vectors_gives_the_same(
 def test_a_vector_that_cannot_be_used_has_its_row_and_does_not_stop_the_rest(folder: Path, vectors: np.ndarray) -> None:
     before = rows("plain.npy")
     bad: list[Any] = list(vectors.astype(np.float64))
-    bad[1], bad[4], bad[6], bad[9] = bad[1] * np.nan, None, bad[6][:7], bad[9] * 1e300
+    bad[1], bad[4], bad[6], bad[9] = bad[1] * np.nan, None, bad[6][:7], bad[9] * 1e30
     parquet.write_table(pa.table({"name": NAMES, "v": pa.array(bad)}), "bad.parquet")
     result = salcli("predict", "bad.parquet")
     assert "cannot be used: 4 vectors (rows row-1, row-4, row-6, …); the column error says why" in result.stderr

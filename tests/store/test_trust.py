@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from salcli.engine.batches import Rows
 from salcli.errors import BadArtifactError, StorageError, UsageMistakeError
 from salcli.models.network import Classifier
+from salcli.project.verify import verify
 from salcli.store.files import (
     NOT_SEALED,
     Found,
@@ -37,7 +38,7 @@ from salcli.store.files import (
     write_text,
 )
 from salcli.store.formats import read_id_split, read_network
-from salcli.store.layout import Workspace
+from salcli.store.layout import Artifact, Workspace
 
 KIND = "test"
 FORK = multiprocessing.get_context("fork")
@@ -233,3 +234,13 @@ def test_deep_json_and_pipes_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageMistakeError, match="is a pipe or a device"):
         Found(tmp_path / "pipe")
+    with pytest.raises(UsageMistakeError, match="is a pipe or a device"):  # to write to it would wait for a reader
+        Workspace(tmp_path).target(Artifact("pipe", ""))
+
+
+def test_verify_does_not_pass_over_what_it_cannot_read(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "runs/0/a.h5", KIND, {"x": np.arange(5)}, {})
+    assert verify(tmp_path).n_files == 1
+    os.mkfifo(tmp_path / "runs/0/b.h5")
+    with pytest.raises(UsageMistakeError, match=r"b\.h5 is a pipe or a device"):
+        verify(tmp_path)
