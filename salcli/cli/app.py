@@ -22,7 +22,7 @@ from salcli.errors import SalError, escaped
 from salcli.progress import is_main_process, rank, world_size
 
 BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
-SECONDS_FOR_MAIN = 2.0
+SECONDS_FOR_MAIN = 5.0  # in which the main process ends, and torchrun ends the others
 # what is wrong with a disk or a path, not with salcli
 OF_THE_SYSTEM = {EDQUOT, EFBIG, EIO, ELOOP, EMFILE, ENAMETOOLONG, ENOSPC, EROFS}
 NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
@@ -73,6 +73,7 @@ def _fail(message: str, code: int) -> NoReturn:
     except OSError:  # reported here once, so Python must not try again when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not is_main_process():  # most errors happen in all processes: the main one speaks first, and ends the others
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in silence
         time.sleep(SECONDS_FOR_MAIN)
         message = f"process {rank()}: {message}"
     print(escaped(message), file=sys.stderr, flush=True)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # torch is loaded by the commands that need it
 
 # They change where a command computes, not what.
 NOT_A_RESULT = {"device", "launcher", "timeout"}
-LAUNCHER_DEFAULTS = {"OMP_NUM_THREADS": "1", "LOGLEVEL": "CRITICAL"}  # torchrun would log what our messages say
 LAUNCHED = "SALCLI_LAUNCHED"  # marks what we started, or a launcher with one process would start itself for ever
 # options that choose experiments, and the keys of params.yaml they choose from
 SELECTED = {"ood": "data.ood", "pi": "data.pi", "seed": "seeds", "variant": "variants"}
@@ -221,7 +220,7 @@ def _launch(launcher: str) -> None:
         # so that it is the one of this environment
         torchrun = [sys.executable, "-c", "from salcli.engine.device import torchrun; torchrun()"]
         command = [*(torchrun if program == "torchrun" else [program]), *options, "-m", "salcli", *sys.argv[1:]]
-        running = subprocess.Popen(command, env=LAUNCHER_DEFAULTS | os.environ | {LAUNCHED: "1"})
+        running = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ, LAUNCHED: "1"})
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageMistakeError(

@@ -1,5 +1,6 @@
 """Where and how a stage computes: device, precision, determinism, compilation, and several processes as one."""
 
+import logging
 import os
 import re
 import sys
@@ -153,11 +154,12 @@ def _who_is_stuck(store: Any) -> str:
 
 
 def torchrun() -> None:
-    """The command of that name, without its traceback: a process that fails has said why. Exits with its code."""
+    """The command of that name, without log and traceback: a process that fails has said why. Exits with its code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
+    logging.disable(logging.ERROR)
     try:
         main()
     except ChildFailedError as error:

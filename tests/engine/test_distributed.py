@@ -124,8 +124,9 @@ def test_a_launched_mistake_is_one_message_and_a_signal_ends_all_processes(works
     launched = (*SALCLI, "train-id", "--set", "launcher=torchrun --standalone --nproc-per-node 2", "--set")
     done = process(*launched, "train_id.lr=1e30", cwd=workspace.root)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: the loss is NaN or infinite in epoch 1")
-    assert "Traceback" not in done.stderr
+    message, *others = done.stderr.splitlines()
+    assert message.startswith("error: the loss is NaN or infinite in epoch 1")
+    assert {*others} <= {f"process 1: {message}"}  # on a busy machine, before torchrun ends it
     running = Popen((*launched, "train_id.epochs=1000000"), cwd=workspace.root, stderr=PIPE, stdout=PIPE, text=True)
     while not (state := list(workspace.root.rglob("*.pt"))):  # an epoch is done
         assert running.poll() is None
