@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from salcli.data.duplicates import Digests, sample_digests
 from salcli.data.samples import Fit, Source, file_size
 from salcli.errors import DataError, printable
 from salcli.progress import Task
@@ -63,6 +65,10 @@ class Block:
     images: NDArray[Any]  # b, C, H, W; of vectors b, D
     index: NDArray[np.int64]  # b
     bad: tuple[tuple[Path, str], ...] = ()
+
+    @cached_property
+    def digests(self) -> Digests:
+        return sample_digests(self.images)
 
 
 def check_kind(name: str, source: Source, shape: Shape | None) -> None:

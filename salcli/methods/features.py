@@ -25,7 +25,6 @@ from salcli.sal.seeding import generator
 
 # Products of this many samples with this many known ones are in memory at a time: 26 MB in float32.
 QUERIES_AT_ONCE, KNOWN_AT_ONCE = 1024, 6_400
-GROUP = 32  # products, of which the largest says whether others can be among the k largest
 ROWS_AT_ONCE = 4096
 PAIRS_AT_ONCE = 2048  # of float64 features: 21 MB of 1,280
 SPARE = 14  # neighbours beyond the k-th that float32 keeps
@@ -158,7 +157,7 @@ class Neighbours:
         for start in range(0, len(self.known), known_at_once):
             rows = slice(start, start + known_at_once)
             block = self.known[rows].to(queries.dtype)
-            here = torch.from_numpy(queries.numpy() @ block.numpy().T)  # torch takes 5 to 15 % longer on AMD's CPUs
+            here = queries @ block.T  # by torch: numpy's threads would wait in a busy loop beside torch's
             here.sub_(block.square().sum(dim=1) / 2 if is_exact else self._half[rows])
             found, column = _largest(here, k, closeness)
             closeness, index = torch.cat([closeness, found], dim=1), torch.cat([index, column + start], dim=1)
@@ -178,17 +177,12 @@ def _largest(
 ) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"]]:
     """Those of each row, and their columns, that may be among the k largest; `so_far` has k others, or none.
 
-    Few are not below the smallest so far, nor below the k-th largest maximum of a group: to find them takes a fraction
-    of the time of `topk`.
+    Few are not below the smallest so far: to find them takes a fraction of the time of `topk`.
     """
     n, width = values.shape
-    n_groups = width // GROUP
-    if n_groups <= k:
-        return tuple(values.topk(min(k, width), sorted=False))  # type: ignore[return-value]
     found = _not_below(values, so_far[:, -1:]) if so_far.shape[1] == k else None
     if found is None or len(found) > 2 * n * k:
-        maxima = values[:, : n_groups * GROUP].reshape(n, GROUP, n_groups).amax(dim=1)
-        found = _not_below(values, maxima.topk(k).values[:, -1:])
+        return tuple(values.topk(min(k, width), sorted=False))  # type: ignore[return-value]
     row, column = np.divmod(found, width)
     count = np.bincount(row, minlength=n)
     position = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)  # in its own row

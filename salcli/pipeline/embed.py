@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from salcli.data.decoding import Block
 from salcli.engine.device import computing
 from salcli.errors import BadArtifactError, ModelError
 from salcli.models.pretrained import PRETRAINED, Embedder, build_embedder
@@ -52,7 +53,7 @@ def computing_vectors(params: Params) -> Iterator[torch.device]:
 
 
 def embedded(
-    name: str, embedder: Embedder, device: torch.device, blocks: Iterable[NDArray[Any]], task: Task, done: Path
+    name: str, embedder: Embedder, device: torch.device, blocks: Iterable[Block], task: Task, done: Path
 ) -> Iterator[NDArray[np.float32]]:
     """The features of all images, block by block. Blocks that an interrupted run left in the folder `done` are read.
 
@@ -61,8 +62,9 @@ def embedded(
     """
     embedder.to(device).eval()
     first = b""
-    for images in blocks:
-        name_of_block = hashlib.blake2b(first + images.tobytes(), digest_size=16).hexdigest()
+    for block in blocks:
+        images = block.images
+        name_of_block = hashlib.blake2b(first + block.digests.tobytes(), digest_size=16).hexdigest()
         kept, features = done / f"{name_of_block}.h5", None
         if first and kept.exists():
             with suppress(BadArtifactError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from salcli.data.catalogue import custom_paths, data_root, load_source
 from salcli.data.decoding import Block, Shape, check_kind, decode, one_ahead, vector_blocks
-from salcli.data.duplicates import Digests, first_of_each, not_in, sample_digests
+from salcli.data.duplicates import Digests, first_of_each, not_in
 from salcli.data.folders import read_custom, top_folder
 from salcli.data.samples import Source, check_same_shape, some_of, with_calibration
 from salcli.data.splits import IdSplit, OodSplit, hold_out, mix_wild, recycle_wild, split_id, split_ood, wild_as_it_is
@@ -89,12 +89,16 @@ def prepare_set(
         elif embedder is None:
             blocks, axes = decode(source, shape, task, skip_bad=skip), shape.axes
         else:
-            blocks, axes = one_ahead(decode(source, shape, Silent(), skip_bad=skip)), (embedder.n_features,)
-        arrays = decoded.watch(stack.enter_context(closing(blocks)))
-        if embedder is not None:
+            blocks, axes = decode(source, shape, Silent(), skip_bad=skip), (embedder.n_features,)
+        watched = decoded.watch(blocks)
+        arrays: Iterator[NDArray[Any]]
+        if embedder is None:
+            arrays = (block.images for block in stack.enter_context(closing(watched)))
+        else:
             from salcli.pipeline.embed import computing_vectors, embedded
 
-            arrays = embedded(name, embedder, stack.enter_context(computing_vectors(params)), arrays, task, done)
+            ahead = stack.enter_context(closing(one_ahead(watched)))
+            arrays = embedded(name, embedder, stack.enter_context(computing_vectors(params)), ahead, task, done)
         dtype = np.dtype(np.uint8 if len(axes) == 3 else np.float32)
         write_streamed_samples(path, (len(source), *axes), dtype, arrays, decoded.describe)
         shutil.rmtree(done, ignore_errors=True)
@@ -172,12 +176,13 @@ class _Decoded:
     def n_kept(self) -> int:
         return sum(len(index) for index in self.kept)
 
-    def watch(self, blocks: Iterable[Block]) -> Iterator[NDArray[Any]]:
-        for block in blocks:
-            self.kept.append(block.index)
-            self.digests.append(sample_digests(block.images))
-            self.bad += block.bad
-            yield block.images
+    def watch(self, blocks: Generator[Block]) -> Generator[Block]:
+        with closing(blocks):
+            for block in blocks:
+                self.kept.append(block.index)
+                self.digests.append(block.digests)
+                self.bad += block.bad
+                yield block
 
     def describe(self) -> Description:
         if self.n_kept == 0:

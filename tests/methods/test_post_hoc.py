@@ -232,11 +232,7 @@ def cloud(kind: str, n: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["spread", "float32 cannot tell apart", "some equal, some zero", "all equal"])
 @pytest.mark.parametrize("k", [1, 50, N_KNOWN - SPARE, N_KNOWN])
-@pytest.mark.parametrize("group", [2, 32])  # with 250 known at once the larger one is not used for 50 neighbours
-def test_float32_finds_the_neighbours_that_float64_finds(
-    kind: str, k: int, group: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("salcli.methods.features.GROUP", group)
+def test_float32_finds_the_neighbours_that_float64_finds(kind: str, k: int) -> None:
     known, queries = cloud(kind, N_KNOWN, 1), torch.cat([cloud(kind, N_QUERIES, 2), cloud(kind, 20, 1)])
     found = Neighbours.of(known, k).score(queries, queries_at_once=64, known_at_once=250)
     # Which of two neighbours that differ by less than 1e-13 is taken is chance: 1e-9 of a distance of 1e-5
