@@ -77,12 +77,18 @@ def _products(features: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
         return features.float() @ features.float().T
 
 
-def contrast_objective(network: nn.Module, batch: Batch, *, n_views: int, temperature: float) -> BatchResult:
-    """The loss, and for how many images the nearest other one is alike."""
+def contrast_objective(
+    network: nn.Module, batch: Batch, *, n_views: int, temperature: float, among_own_views: bool = False
+) -> BatchResult:
+    """The loss, and for how many images the nearest view is alike: of another image, or also among its own views."""
     views, labels = batch
     features = network(views)
-    is_alike = nearest_is_alike(features, labels, len(labels) // n_views)
+    is_alike = nearest_is_alike(features, labels, len(labels) // (1 if among_own_views else n_views))
     return BatchResult(supervised_contrast(features, labels, temperature), is_alike.sum() / n_views)
+
+
+def two_views(distort: Distortions, images: Tensor, labels: Tensor) -> Batch:
+    return distort(distort.mirrored(images.repeat(2, 1, 1, 1))), labels.repeat(2)
 
 
 # -- CSI's rotations, stacked: all images at 0°, at 90°, …
@@ -284,7 +290,7 @@ class KnnPlus(_Contrastive):
         return cls(params.methods.of(cls.name), k=params.methods.of("knn").k)
 
     def views(self, distort: Distortions, network: Any, images: Tensor, labels: Tensor) -> Batch:
-        return distort(distort.mirrored(images.repeat(2, 1, 1, 1))), labels.repeat(2)
+        return two_views(distort, images, labels)
 
     def contrast(self, network: nn.Module, batch: Batch) -> BatchResult:
         result = contrast_objective(network, batch, n_views=2, temperature=self.params.temperature)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -14,9 +13,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from salcli.engine.augmentation import Distortions
-from salcli.engine.batches import Batch, Batches, LabeledRows, Rows, check_views_exist, viewed
+from salcli.engine.batches import Batches, LabeledRows, Rows, check_views_exist, viewed
 from salcli.engine.inference import BATCH_SIZE, outputs_of
-from salcli.engine.training import STEPS_BETWEEN_LOSSES, BatchResult, Run, SgdConfig
+from salcli.engine.training import STEPS_BETWEEN_LOSSES, Run, SgdConfig
 from salcli.errors import TrainingError
 from salcli.methods.base import (
     Count,
@@ -30,7 +29,7 @@ from salcli.methods.base import (
     WildTrained,
     method,
 )
-from salcli.methods.contrastive import Projection, nearest_is_alike, supervised_contrast
+from salcli.methods.contrastive import Projection, contrast_objective, two_views
 from salcli.models.network import Classifier, NetworkSpec
 
 ADAM_BETA2 = 0.999
@@ -74,8 +73,8 @@ class StepNetwork(Classifier):
         self.register_buffer("centres", torch.zeros(spec.n_classes, width))
 
     @classmethod
-    def on_top_of(cls, classifier: Classifier) -> StepNetwork:
-        """Take the backbone of a trained network; the projection starts from random weights."""
+    def on_backbone_of(cls, classifier: Classifier) -> StepNetwork:
+        """The projection starts from random weights."""
         network = cls(classifier.spec)
         network.backbone.load_state_dict(classifier.backbone.state_dict())
         return network
@@ -119,11 +118,13 @@ class Step(WildTrained):
         with start.random(f"train-step/{start.ood}") as generator:
             encoder = Classifier(start.spec)
             draws = start.generator(f"step views/{start.ood}")
-            images = Batches(together, start.compute)
+            images, views = Batches(together, start.compute), partial(two_views, Distortions(own.smallest_crop, draws))
+            # each image is its own class, so that its other view should be the nearest
+            objective = partial(contrast_objective, n_views=2, temperature=own.temperature, among_own_views=True)
             run = Run(
                 network=Projection(encoder, own.projection),
-                objective=partial(_objective, temperature=own.temperature),
-                batches=viewed(images, partial(_views, Distortions(own.smallest_crop, draws))),
+                objective=objective,
+                batches=viewed(images, views),
                 n_samples=len(together),
                 params=own,
                 compute=start.compute,
@@ -133,7 +134,7 @@ class Step(WildTrained):
             )
             yield Phase("contrast", run, own.model_dump(exclude={"structure"}))
         with start.random(f"train-step/{start.ood}/projection") as generator:
-            network = StepNetwork.on_top_of(encoder)
+            network = StepNetwork.on_backbone_of(encoder)
             self._project(network, together.rows, start, generator)
         return network
 
@@ -150,9 +151,9 @@ class Step(WildTrained):
                 "the covariance of the features has no inverse; raise methods.step.structure.ridge "
                 f"(it is {own.ridge:g})"
             ) from None
-        graph = NeighbourGraph.of(features.double() @ to_white.T, own.neighbours - 1)
+        near = nearest_others(features.double() @ to_white.T, own.neighbours - 1)
         with start.progress.task("STEP, projection", own.steps, "steps") as task:
-            losses = projection_steps(network.head, features.to(device), graph, own, generator)
+            losses = projection_steps(network.head, features.to(device), *near, own, generator)
             for step, loss in enumerate(losses, start=1):
                 is_shown = step % STEPS_BETWEEN_LOSSES == 0 or step == own.steps
                 if is_shown and not loss.isfinite():
@@ -178,18 +179,6 @@ def _together(training: LabeledRows, wild: Rows) -> LabeledRows:
     return LabeledRows(Rows(wild.arrays, index), torch.arange(len(index)), len(index))
 
 
-def _views(distort: Distortions, images: Tensor, itself: Tensor) -> Batch:
-    return distort(distort.mirrored(images.repeat(2, 1, 1, 1))), itself.repeat(2)
-
-
-def _objective(network: nn.Module, batch: Batch, *, temperature: float) -> BatchResult:
-    """The loss, and how many images find their other view nearest."""
-    views, itself = batch
-    features = network(views)
-    is_found = nearest_is_alike(features, itself, n_images=len(itself))  # only a view itself does not count
-    return BatchResult(supervised_contrast(features, itself, temperature), is_found.sum() / 2)
-
-
 def _adam(weights: Iterable[nn.Parameter], params: SgdConfig) -> torch.optim.Optimizer:
     betas = (params.momentum, ADAM_BETA2)
     return torch.optim.Adam(weights, params.lr, betas=betas, weight_decay=params.weight_decay)
@@ -205,21 +194,16 @@ def whitening(id_features: Float[Tensor, "m d"], ridge: float) -> Float[Tensor, 
     return matrix
 
 
-@dataclass(frozen=True)
-class NeighbourGraph:
-    """The nearest neighbours of each point, itself left out, and how far they are."""
+def nearest_others(points: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """How far the nearest neighbours of each point are, itself left out, and which they are.
 
-    index: Int[Tensor, "n k"]
-    distance: Float[Tensor, "n k"]
+    Exact, and in bounded memory: scikit-learn goes block by block. Few points have fewer neighbours.
+    """
+    from sklearn.neighbors import NearestNeighbors  # slow to load, and scores do without it
 
-    @classmethod
-    def of(cls, points: Float[Tensor, "n d"], k: int) -> NeighbourGraph:
-        """Exact, and in bounded memory: scikit-learn goes block by block. Few points have fewer neighbours."""
-        from sklearn.neighbors import NearestNeighbors  # slow to load, and scores do without it
-
-        found = NearestNeighbors(n_neighbors=min(k, len(points) - 1), algorithm="brute").fit(points.double().numpy())
-        distance, index = found.kneighbors()
-        return cls(torch.from_numpy(index), torch.from_numpy(distance))
+    found = NearestNeighbors(n_neighbors=min(k, len(points) - 1), algorithm="brute").fit(points.double().numpy())
+    distance, index = found.kneighbors()
+    return torch.from_numpy(distance), torch.from_numpy(index)
 
 
 def structure_loss(
@@ -242,7 +226,8 @@ def structure_loss(
 def projection_steps(
     projection: nn.Linear,
     features: Float[Tensor, "n d"],
-    graph: NeighbourGraph,
+    distance: Float[Tensor, "n k"],
+    index: Int[Tensor, "n k"],
     schedule: StructureParams,
     generator: torch.Generator,
 ) -> Iterator[Tensor]:
@@ -250,14 +235,14 @@ def projection_steps(
 
     Draws on the CPU, so that the same seed gives the same triples on every device.
     """
-    n, k = graph.index.shape
+    n, k = index.shape
     # the authors' index gives squared distances, and their loss squares what it is given
-    limit = graph.distance.pow(4)
+    limit = distance.pow(4)
     optimizer = torch.optim.Adam(projection.parameters(), lr=schedule.lr, weight_decay=schedule.weight_decay)
     for _ in range(schedule.steps):
         anchor, other = torch.randint(0, n, (2, schedule.batch_size), generator=generator)
         column = torch.randint(0, k, (schedule.batch_size,), generator=generator)
-        neighbour = graph.index[anchor, column]
+        neighbour = index[anchor, column]
         near, joined, far = (projection(features[which.to(features.device)]) for which in (anchor, neighbour, other))
         loss = structure_loss(near, joined, far, limit[anchor, column].to(features), schedule.margin)
         optimizer.zero_grad()

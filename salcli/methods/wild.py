@@ -44,6 +44,12 @@ class FineTuned(Section):
     schedule: Literal["cosine", "constant", "steps"] | None
 
 
+class Weighted(FineTuned):
+    """loss_weight: of the loss on wild samples."""
+
+    loss_weight: Positive
+
+
 def _with_own_schedule(start: Start, params: Section) -> Start:
     if not isinstance(params, FineTuned) or params.schedule is None or start.schedule is None:
         return start
@@ -77,10 +83,7 @@ class WildLossMethod(WildTrained):
 class OutlierExposure(WildLossMethod):
     """Wild samples should be predicted as every class alike; scored by MSP."""
 
-    class Params(FineTuned):
-        """loss_weight: of the loss on wild samples."""
-
-        loss_weight: Positive
+    Params = Weighted
 
     def loss(
         self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
@@ -109,10 +112,9 @@ Margin = Annotated[float | Literal["auto"], PlainValidator(_auto_or_number)]
 class EnergyOe(WildLossMethod):
     """The energies of ID and of wild samples should be beyond two margins; scored by Energy."""
 
-    class Params(FineTuned):
+    class Params(Weighted):
         """Margins: auto is the mean energy of ID data (m_in) and of noise (m_out) before training."""
 
-        loss_weight: Positive
         m_in: Margin
         m_out: Margin
 
@@ -158,10 +160,9 @@ class EnergyClassifier(Classifier):
         self.outlier_line = nn.Linear(1, 1)  # positive for OOD data
 
     @classmethod
-    def on_top_of(cls, classifier: Classifier, threshold: float) -> EnergyClassifier:
+    def with_threshold(cls, classifier: Classifier, threshold: float) -> EnergyClassifier:
         """Start from a trained classifier: OOD is what has a lower energy (logsumexp) than the threshold."""
-        network = cls(classifier.spec)
-        network.load_state_dict(classifier.state_dict(), strict=False)
+        network = cls.on_top_of(classifier)
         with torch.no_grad():
             network.outlier_line.weight.fill_(-1)
             network.outlier_line.bias.fill_(threshold)
@@ -178,18 +179,14 @@ class EnergyClassifier(Classifier):
 class EnergyVos(WildLossMethod):
     """A logistic loss on the energies of ID and of wild samples, as in WOODS' published sweeps; scored by Energy."""
 
+    Params = Weighted
     network = EnergyClassifier
-
-    class Params(FineTuned):
-        """loss_weight: of the logistic loss."""
-
-        loss_weight: Positive
 
     def first_network(self, start: Start) -> EnergyClassifier:
         """As WOODS does."""
         assert start.classifier is not None
         energies = start.logits(start.classifier, start.training.rows).logsumexp(1)
-        network = EnergyClassifier.on_top_of(start.classifier, float(energies.quantile(FALSE_ALARMS)))
+        network = EnergyClassifier.with_threshold(start.classifier, float(energies.quantile(FALSE_ALARMS)))
         self.line = network.outlier_line
         return network
 
@@ -229,7 +226,7 @@ class Woods(WildTrained):
         with start.random(f"train-ood/{start.ood}") as generator:
             id_logits = start.logits(start.classifier, start.training.rows)
             threshold = float(id_logits.logsumexp(1).quantile(self.params.false_alarms))
-            network = EnergyClassifier.on_top_of(start.classifier, threshold)
+            network = EnergyClassifier.with_threshold(start.classifier, threshold)
             start.compute.place(network)
             loss_before = float(cross_entropy(id_logits, start.training.labels))
             loss = ConstrainedEnergyLoss(network.outlier_line, loss_before, self.params)

@@ -22,6 +22,7 @@ from salcli.models.backbones import (
 from salcli.models.custom import HookedBackbone
 
 M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C", bound="Classifier")
 MOST_CLASSES = 1_000_000
 Inputs = Num[Tensor, "n *shape"]  # images (n, C, H, W) from 0 to 255, or vectors (n, D)
 
@@ -89,6 +90,13 @@ class Classifier(nn.Module):
         self.register_buffer("std", torch.tensor(spec.std).view(shape), persistent=False)
         self.to(memory_format=self.backbone.memory_format)
 
+    @classmethod
+    def on_top_of(cls: type[C], classifier: "Classifier") -> C:
+        """Start from a trained classifier; only what that has not got keeps its random weights."""
+        network = cls(classifier.spec)
+        network.load_state_dict(classifier.state_dict(), strict=False)
+        return network
+
     @property
     def n_features(self) -> int:
         return self.head.in_features
@@ -129,13 +137,6 @@ class OodClassifier(Classifier):
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
         self.ood_head = nn.Linear(self.n_features, 1)
-
-    @classmethod
-    def on_top_of(cls, classifier: Classifier) -> "OodClassifier":
-        """Start from a trained classifier; only the new output has random weights."""
-        network = cls(classifier.spec)
-        network.load_state_dict(classifier.state_dict(), strict=False)
-        return network
 
     def forward(self, samples: Inputs) -> tuple[Float[Tensor, "n k"], Float[Tensor, " n"]]:  # type: ignore[override]
         """Class logits and the OOD logit, higher = more ID-like."""

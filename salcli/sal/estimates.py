@@ -103,16 +103,16 @@ def estimated(
         )
         return Estimates(Estimate(), {}, incumbent, reason)
     groups = _by_id_sample({name: pair for name, pair in pairs.items() if name not in drifted})
-    wild_counts = resample_counts(groups[0].wild.shape[1], n_resamples, rng)  # the same for all methods
+    wild_counts = resample_counts(len(pairs[groups[0][0]][1]), n_resamples, rng)  # the same for all methods
     shares, most = None, None
     found, excess = {}, {}
-    for group in groups:
-        counts = resample_counts(group.known.shape[1], n_resamples, rng), wild_counts
-        auc, passing, expected = resampled(group.known, group.wild, *counts)
+    for names in groups:
+        known, wild = (np.stack([pairs[name][side] for name in names]) for side in (0, 1))
+        auc, passing, expected = resampled(known, wild, resample_counts(known.shape[1], n_resamples, rng), wild_counts)
         if shares is None or most is None:  # π̂ is one for all, by the methods of the first group
-            shares, most = share_draws(group.known, group.wild, 1 - passing / expected, rng)
+            shares, most = share_draws(known, wild, 1 - passing / expected, rng)
         base = float(expected[0, 0, AT_95])
-        for column, name in enumerate(group.names):
+        for column, name in enumerate(names):
             excess[name] = (expected[:, 0] - passing[:, column])[:, COMPARED].mean(axis=1)
             found[name] = {
                 "auroc": _unmixed(auc[:, column], 0.5, shares, most),
@@ -130,21 +130,12 @@ def estimated(
     return Estimates(pi, {name: found[name] for name in scores if name in found}, chosen, reason)
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Methods whose ID samples are the same."""
-
-    names: list[str]
-    known: Float[np.ndarray, "s n"]
-    wild: Float[np.ndarray, "s m"]
-
-
-def _by_id_sample(scores: Pairs) -> list[_Group]:
+def _by_id_sample(scores: Pairs) -> list[list[str]]:
     """By the number of ID samples: most methods have calibration data, and one that was fitted on them has others."""
     names: dict[int, list[str]] = {}
     for name, (known, _) in scores.items():
         names.setdefault(len(known), []).append(name)
-    return [_Group(own, *(np.stack([scores[name][i] for name in own]) for i in (0, 1))) for own in names.values()]
+    return [*names.values()]
 
 
 def _defined(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from salcli.methods.step import (
-    NeighbourGraph,
     StructureParams,
     centre_scores,
     class_centres,
+    nearest_others,
     projection_steps,
     structure_loss,
     whitening,
@@ -44,17 +44,16 @@ def test_distances_of_whitened_points_are_mahalanobis_distances(seed: int, ridge
 @given(seed=SEEDS, n=st.integers(2, 25), k=st.integers(1, 5))
 def test_the_graph_holds_the_nearest_others_and_their_distances(seed: int, n: int, k: int) -> None:
     points = random_matrix(seed, n, 3)
-    graph = NeighbourGraph.of(points, k)
-    for i, (index, distance) in enumerate(zip(graph.index.tolist(), graph.distance.tolist(), strict=True)):
+    for i, (distance, index) in enumerate(zip(*map(torch.Tensor.tolist, nearest_others(points, k)), strict=True)):
         others = sorted((squared_distance(points[i].tolist(), points[j].tolist()), j) for j in range(n) if j != i)
         assert index == [j for _, j in others[:k]]
         assert distance == pytest.approx([math.sqrt(far) for far, _ in others[:k]], abs=1e-7)
 
 
 def test_a_point_is_not_its_own_neighbour_even_among_copies_of_it() -> None:
-    graph = NeighbourGraph.of(torch.ones(6, 3), k=2)
-    assert not (graph.index == torch.arange(6)[:, None]).any()
-    assert graph.distance.max() == 0
+    distance, index = nearest_others(torch.ones(6, 3), k=2)
+    assert not (index == torch.arange(6)[:, None]).any()
+    assert distance.max() == 0
 
 
 @settings(max_examples=40)
@@ -78,13 +77,13 @@ def structure(**numbers: Any) -> StructureParams:
 def test_the_limit_of_a_neighbour_is_its_squared_distance_squared() -> None:
     """As the released code has it: with neighbours 2 apart, projected ones may be 4 apart before they cost anything."""
     points = torch.tensor([[0.0], [2.0]])
-    graph = NeighbourGraph.of(points, 1)
+    near = nearest_others(points, 1)
     costs = []
     for factor in (1.99, 2.01):
         projection = nn.Linear(1, 1, bias=False)
         nn.init.constant_(projection.weight, factor)
         schedule = structure(steps=1, batch_size=8, lr=1e-9, margin=1e-12)
-        costs += [float(x) for x in projection_steps(projection, points, graph, schedule, torch.Generator())]
+        costs += [float(x) for x in projection_steps(projection, points, *near, schedule, torch.Generator())]
     assert costs[0] == pytest.approx(0, abs=1e-11)
     assert costs[1] == pytest.approx((2 * 2.01) ** 2 - 16, rel=1e-4)
 
