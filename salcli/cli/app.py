@@ -117,8 +117,7 @@ def _salcli(
     pass
 
 
-EXPERIMENTS, PIPELINE, RESULTS = "Data and experiments", "The pipeline, stage by stage", "Results and files"
-NEW_IMAGES = "New images"
+EXPERIMENTS = "Data and experiments"
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
     EXPERIMENTS: {
         "init": projects.init,
@@ -127,7 +126,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "dag": projects.dag,
         "toy": results.toy,
     },
-    PIPELINE: {
+    "The pipeline, stage by stage": {
         "prepare": stages.prepare,
         "train-id": stages.train_id,
         "extract-grads": stages.extract_grads,
@@ -137,8 +136,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "evaluate": stages.evaluate,
         "detector": stages.detector,
     },
-    NEW_IMAGES: {"predict": prediction.predict, "monitor": prediction.monitor, "export": prediction.export},
-    RESULTS: {
+    "New images": {"predict": prediction.predict, "monitor": prediction.monitor, "export": prediction.export},
+    "Results and files": {
         "table": results.table,
         "report": results.report,
         "review": results.review,

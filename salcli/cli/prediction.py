@@ -12,15 +12,8 @@ from salcli.cli.session import say
 SOME_ARE_OOD = ALARM = 3
 
 
-class Format(StrEnum):
-    table = "table"
-    csv = "csv"
-    jsonl = "jsonl"
-
-
-class Target(StrEnum):
-    onnx = "onnx"
-    torch_export = "torch-export"
+Format = StrEnum("Format", ["table", "csv", "jsonl"])
+Target = StrEnum("Target", ["onnx", "torch-export"])
 
 
 @taking(*SCORING)

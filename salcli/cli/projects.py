@@ -20,10 +20,7 @@ BY_NAME = "found by name"
 _custom = partial(option, rich_help_panel=CUSTOM)
 _column = partial(option, rich_help_panel=COLUMNS, metavar="COL")
 _network = partial(option, rich_help_panel=NETWORK)
-
-
-class Service(StrEnum):
-    github = "github"
+Service = StrEnum("Service", ["github"])
 
 
 def _preset_names() -> list[str]:
@@ -237,11 +234,7 @@ data = typer.Typer(
 )
 
 
-class Format(StrEnum):
-    rich = "rich"
-    json = "json"
-
-
+Format = StrEnum("Format", ["rich", "json"])
 Root = Annotated[
     Path | None,
     typer.Option(

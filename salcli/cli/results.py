@@ -17,34 +17,12 @@ if TYPE_CHECKING:
     from salcli.report.console import Grid
 
 
-class Format(StrEnum):
-    rich = "rich"
-    markdown = "markdown"
-    latex = "latex"
-    csv = "csv"
-    json = "json"
-
-
-class Convention(StrEnum):
-    id_positive = "id-positive"
-    ood_positive = "ood-positive"
-
-
-class Sort(StrEnum):
-    fpr95 = "fpr95"
-    auroc = "auroc"
-    aupr_in = "aupr-in"
-    aupr_out = "aupr-out"
-    id_accuracy = "id-accuracy"
-
-
-class Exchange(StrEnum):
-    label_studio = "label-studio"
-
-
-class Order(StrEnum):
-    uncertainty = "uncertainty"
-    score = "score"
+Format = StrEnum("Format", ["rich", "markdown", "latex", "csv", "json"])
+Convention = StrEnum("Convention", ["id-positive", "ood-positive"])
+STANDARD = Convention["id-positive"]
+Sort = StrEnum("Sort", ["fpr95", "auroc", "aupr-in", "aupr-out", "id-accuracy"])
+Exchange = StrEnum("Exchange", ["label-studio"])
+Order = StrEnum("Order", ["uncertainty", "score"])
 
 
 @taking(PARAMS)
@@ -69,7 +47,7 @@ def table(
     ] = False,
     fpr95: Annotated[
         Convention, typer.Option(help="Which class is positive in FPR95; OpenOOD's tables: ood-positive.")
-    ] = Convention.id_positive,
+    ] = STANDARD,
     sort: Annotated[
         Sort | None,
         typer.Option(
@@ -91,12 +69,11 @@ def table(
     from salcli.report.results import Results, asked_for, groups_of, results_frame, results_grids, results_view
     from salcli.store.layout import RUNS, SCRATCH
 
-    is_other = fpr95 is not Convention.id_positive
+    is_other = fpr95 is not STANDARD
     given = {"--intervals": intervals, "--fpr95": is_other, "--sort": sort is not None}
     if paper:
         given |= {"--scratch": scratch, "--all": everything, "--estimates": estimates}
-        if any(given.values()):
-            flag = next(flag for flag, is_given in given.items() if is_given)
+        if flag := next((flag for flag, is_given in given.items() if is_given), ""):
             raise ParamsError(f"--paper compares what params.yaml asks for; leave {flag} out")
         _compare_with_paper(params, output_format)
         return
@@ -216,7 +193,7 @@ def report(
     session = Session.open("report", {"params": params, "scratch": scratch, **chosen}, parallel=False)
     experiment, unseen = session.experiments[0], shown["unseen"] or ""
     page = collect(session.workspace, session.params, params, experiment, session.progress, unseen=unseen, top=top)
-    drawn = [path for chart in page.charts for path in chart.write(figures)] if figures else []
+    drawn = [path for chart in page["charts"] for path in chart.write(figures)] if figures else []
     write_text(out, render(page))
     session.finish("", [out, *drawn])
     if show or (show is None and console.is_terminal):
@@ -275,17 +252,16 @@ def review(
     from salcli.report.galleries import wild_addresses
     from salcli.report.listings import review_table
 
-    if to and back:
-        raise UsageMistakeError("--to writes tasks and --from reads their labels; use one of them")
-    if not (to or back) and file:
-        raise UsageMistakeError("FILE goes with --to or --from; name the list to write with --out")
-    if back and file is None:
-        raise UsageMistakeError("name the file that Label Studio exported: salcli review --from label-studio FILE")
-    if images is not None and not to:
-        raise UsageMistakeError("--images goes with --to label-studio")
     target = file or Path("label-studio.json") if to else out
-    if to and target.suffix.lower() != ".json":
-        raise UsageMistakeError(f"{target}: Label Studio imports tasks from a file that ends in .json")
+    mistakes = {
+        "--to writes tasks and --from reads their labels; use one of them": to and back,
+        "FILE goes with --to or --from; name the list to write with --out": file and not (to or back),
+        "name the file that Label Studio exported: salcli review --from label-studio FILE": back and not file,
+        "--images goes with --to label-studio": images is not None and not to,
+        f"{target}: Label Studio imports tasks from a file that ends in .json": to and target.suffix.lower() != ".json",
+    }
+    if mistake := next((message for message, is_made in mistakes.items() if is_made), ""):
+        raise UsageMistakeError(mistake)
     if target.exists() and not force:
         raise ReviewError(
             f"{target} exists already, perhaps with decisions; name another {'FILE' if to else '--out'}, or overwrite "

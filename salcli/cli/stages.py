@@ -26,26 +26,14 @@ from salcli.errors import UsageMistakeError, unknown_name
 EPOCHS, START_LR = "Passes over the ID training data.", "Learning rate at the start."
 
 
-class PreparePart(StrEnum):
-    everything = "all"
-    id_set = "id-set"
-    ood_set = "ood-set"
-    unseen_set = "unseen-set"
-    id_split = "split"
-    wild = "wild"
+PreparePart = StrEnum("PreparePart", ["all", "id-set", "ood-set", "unseen-set", "split", "wild"])
+ExtractPart = StrEnum("ExtractPart", ["all", "id", "wild", "unseen"])
+EvaluatePart = StrEnum("EvaluatePart", ["all", "own", "unseen"])
 
 
-class ExtractPart(StrEnum):
-    everything = "all"
-    id_data = "id"
-    wild = "wild"
-    unseen = "unseen"
-
-
-class EvaluatePart(StrEnum):
-    everything = "all"
-    own = "own"
-    unseen = "unseen"
+def _parts(part: StrEnum) -> set[str]:
+    """What to do of a command that DVC runs in parts."""
+    return {*type(part)} if part == "all" else {part}
 
 
 @taking(PARAMS)
@@ -68,7 +56,7 @@ def summary(params: Path) -> None:
 def prepare(
     part: Annotated[
         PreparePart, typer.Argument(show_choices=False, help=f"One part, as DVC runs it: {', '.join(PreparePart)}.")
-    ] = PreparePart.everything,
+    ] = PreparePart["all"],
     **given: Any,
 ) -> None:
     """Decode the data, split the ID data, mix the wild data."""
@@ -78,13 +66,12 @@ def prepare(
 
     session = Session.open("prepare", given, parallel=False)
     workspace, params = session.workspace, session.params
-    wanted = set(PreparePart) if part is PreparePart.everything else {part}
-    sets = {}
-    if PreparePart.id_set in wanted:
+    wanted, sets = _parts(part), {}
+    if "id-set" in wanted:
         sets[prepared_set(params.data.id)] = params.data.id
-    if PreparePart.ood_set in wanted:
+    if "ood-set" in wanted:
         sets |= {prepared_set(one.ood): one.ood for one in session.experiments}
-    if PreparePart.unseen_set in wanted:
+    if "unseen-set" in wanted:
         sets |= {unseen_set(name): name for name in session.unseen_sets}
     embedder = None
     if sets and params.model.frozen:
@@ -95,11 +82,11 @@ def prepare(
         stage.prepare_set(workspace, params, name, session.progress, artifact, embedder)
         for artifact, name in sets.items()
     ]
-    if PreparePart.id_split in wanted:
+    if "split" in wanted:
         done += [stage.prepare_split(workspace, params.data, experiment) for experiment in session.of_seeds]
-    if PreparePart.wild in wanted:
+    if "wild" in wanted:
         done += [stage.prepare_wild(workspace, params.data, experiment) for experiment in session.of_wild_sets]
-    next_command = "salcli train-id" if PreparePart.wild in wanted else "salcli prepare"
+    next_command = "salcli train-id" if "wild" in wanted else "salcli prepare"
     session.finish(prepared_table(done), written(done), next_command)
     for result in done:
         if result.note:
@@ -129,7 +116,7 @@ def train_id(**given: Any) -> None:
     override("extract_grads.batch_size", int, "Images in a pass."),
 )  # fmt: skip
 def extract_grads(
-    part: Annotated[ExtractPart, typer.Argument(help="One part, as DVC runs it.")] = ExtractPart.everything,
+    part: Annotated[ExtractPart, typer.Argument(help="One part, as DVC runs it.")] = ExtractPart["all"],
     **given: Any,
 ) -> None:
     """Extract features and logits of all samples: the gradients of the last layer, factored."""
@@ -137,17 +124,16 @@ def extract_grads(
     from salcli.report.stage_tables import extracted_table
 
     session = Session.open("extract-grads", given)
-    wanted = set(ExtractPart) if part is ExtractPart.everything else {part}
-    done = []
-    if ExtractPart.id_data in wanted:
+    wanted, done = _parts(part), []
+    if "id" in wanted:
         done += session.run(extract.run_id, session.of_seeds)
-    if ExtractPart.wild in wanted:
+    if "wild" in wanted:
         done += session.run(extract.run_wild, session.of_wild_sets)
-    if ExtractPart.unseen in wanted:
+    if "unseen" in wanted:
         for name in session.unseen_sets:
             done += session.run(extract.run_unseen, session.of_wild_sets, unseen=name)
     results = [result for results in done for result in results]
-    next_command = "salcli extract-grads wild" if part is ExtractPart.id_data else "salcli filter"
+    next_command = "salcli extract-grads wild" if part == "id" else "salcli filter"
     session.finish(extracted_table(results), [result.written for result in results], next_command)
 
 
@@ -240,7 +226,7 @@ def train_encoder(
 def evaluate(
     part: Annotated[
         EvaluatePart, typer.Argument(help="On the OOD set of the wild data, or on those of data.test_ood.")
-    ] = EvaluatePart.everything,
+    ] = EvaluatePart["all"],
     **given: Any,
 ) -> None:
     """Score the test sets with every method: FPR95, AUROC, AUPR, accuracy."""
@@ -249,8 +235,8 @@ def evaluate(
     from salcli.report.results import Results, results_view
 
     session = Session.open("evaluate", given)
-    tests = [""] if part is not EvaluatePart.unseen else []
-    tests += session.unseen_sets if part is not EvaluatePart.own else []
+    tests = [""] if "own" in _parts(part) else []
+    tests += session.unseen_sets if "unseen" in _parts(part) else []
     if not tests:
         raise UsageMistakeError(
             "there is nothing to test on: data.test_ood is empty; name a set there, or with --unseen"

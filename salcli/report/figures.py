@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # slow to load
 ORANGE, PURPLE, GREEN, BLUE, GREY = "#E69F00", "#8B3A92", "#009E73", "#0072B2", "#555555"
 VERMILION = "#D55E00"
 FORMATS = ("png", "svg")
+Sample = tuple[Any, str, str]  # values, name, color
 N_BINS = 40
 
 STYLE: dict[Any, Any] = {
@@ -97,7 +98,7 @@ def log_bins(values: NDArray[np.floating]) -> NDArray[np.floating]:
     return np.geomspace(max(np.quantile(positive, 0.02), positive.max() * 1e-9), positive.max(), N_BINS + 1)
 
 
-def densities(axes: Axes, samples: Sequence[tuple[Any, str, str]], bins: Any) -> None:
+def densities(axes: Axes, samples: Sequence[Sample], bins: Any) -> None:
     """Histograms of (values, name, color), each with an area of 1; told apart by hatches too, not by color alone."""
     samples = [sample for sample in samples if len(sample[0])]
     for (values, name, color), hatch in zip(samples, ("", "///"), strict=False):
@@ -107,6 +108,10 @@ def densities(axes: Axes, samples: Sequence[tuple[Any, str, str]], bins: Any) ->
             inside, bins, weights=weights, histtype="stepfilled", label=name, hatch=hatch, linewidth=1.4,
             edgecolor=color, facecolor="none" if hatch else (*to_rgb(color), 0.25),  # SVG cannot do both at once
         )  # fmt: skip
+
+
+def _wild_parts(scores: NDArray[np.floating], is_ood: NDArray[np.bool_]) -> list[Sample]:
+    return [(scores[~is_ood], "wild ID", ORANGE), (scores[is_ood], "wild OOD", PURPLE)]
 
 
 def mark_threshold(axes: Axes, threshold: float, name: str = "T") -> None:
@@ -121,7 +126,7 @@ def draw_errors(axes: Axes, theory: dict[str, Any]) -> dict[str, float]:
     """ERR_in and ERR_out against the threshold, true and estimated, from theory.json. Returns them at T, by name."""
     at_threshold, threshold = {}, float(theory["threshold"])
     for key, line, kind in (("errors", "-", ""), ("errors_estimated", "--", ", estimated")):
-        if not theory.get(key):
+        if not theory[key]:
             continue
         thresholds = np.array(theory[key]["threshold"], dtype=float)
         for side, color in (("err_in", ORANGE), ("err_out", PURPLE)):
@@ -142,18 +147,15 @@ def draw_condition(axes: Axes, theory: dict[str, Any]) -> None:
 
     shares = np.linspace(0, 1, 200)
     axes.plot(shares, [required_discrepancy(one) for one in shares], color=GREY, label="1.011 √π (Theorem 2)")
-    zeta, estimate = float(theory["zeta"]), theory.get("pi_estimate") or {}
+    zeta, pi, estimate = float(theory["zeta"]), theory["pi"], theory["pi_estimate"]
     # the bar reaches from ζ as the samples show it down to ζ without the part that is noise
     bar = np.array([[zeta - float(theory["zeta_without_noise"])], [0.0]])
-    if theory.get("pi") is not None:
-        name = f"ζ at the true π = {theory['pi']:.3f}"
-        axes.errorbar(theory["pi"], zeta, bar, fmt="o", color=PURPLE, capsize=4, label=name)
-    if estimate:
-        name = f"ζ at π̂ = {estimate['pi']:.3f} (by {estimate['score']})"
-        axes.errorbar(estimate["pi"], zeta, bar, fmt="D", color=BLUE, capsize=4, label=name)
-    if (pairwise := theory.get("zeta_pairwise")) is not None:
-        pi = theory["pi"] if theory.get("pi") is not None else (estimate or {}).get("pi", 0)
-        axes.plot(pi, pairwise, "s", color=GREY, markerfacecolor="none", label="pairwise (authors' code)")
+    if pi is not None:
+        axes.errorbar(pi, zeta, bar, fmt="o", color=PURPLE, capsize=4, label=f"ζ at the true π = {pi:.3f}")
+    name = f"ζ at π̂ = {estimate['pi']:.3f} (by {estimate['score']})"
+    axes.errorbar(estimate["pi"], zeta, bar, fmt="D", color=BLUE, capsize=4, label=name)
+    at, pairwise = estimate["pi"] if pi is None else pi, theory["zeta_pairwise"]
+    axes.plot(at, pairwise, "s", color=GREY, markerfacecolor="none", label="pairwise (authors' code)")
     axes.set(xlabel="π", ylabel="ζ", xlim=(-0.02, 1.02))
     axes.set_ylim(bottom=0)
 
@@ -215,17 +217,11 @@ def write_theory_figure(result: TheoryCheck, paths: Sequence[Path]) -> None:
 
 
 def _draw_scores(axes: Axes, result: TheoryCheck) -> None:
-    candidates = result.candidates
-    samples: list[tuple[Any, str, str]] = [
-        (candidates.calibration_score, "calibration", BLUE),
-        (candidates.wild_score, "wild", GREY),
-    ]
+    candidates, wild = result.candidates, result.candidates.wild_score
     if result.truth:
-        is_ood = result.truth.is_ood.numpy()
-        samples = [
-            (candidates.wild_score[~is_ood], "wild ID", ORANGE),
-            (candidates.wild_score[is_ood], "wild OOD", PURPLE),
-        ]
+        samples = _wild_parts(wild, result.truth.is_ood.numpy())
+    else:
+        samples = [(candidates.calibration_score, "calibration", BLUE), (wild, "wild", GREY)]
     densities(axes, samples, score_bins(axes, candidates))
     mark_threshold(axes, candidates.threshold)
     axes.set(title="(b) Filtering score", ylabel="share of samples")
@@ -273,7 +269,7 @@ def _plane(axes: Axes, title: str) -> None:
 
 def _toy_densities(axes: Axes, run: ToyRun, calibration: str) -> None:
     tau, is_ood = run.tau.numpy(), run.is_ood.numpy()
-    densities(axes, [(tau[~is_ood], "wild ID", ORANGE), (tau[is_ood], "wild OOD", PURPLE)], log_bins(tau))
+    densities(axes, _wild_parts(tau, is_ood), log_bins(tau))
     mark_threshold(axes, run.thresholds[calibration])
     axes.set(title="(c) Filtering score", xscale="log", xlabel="τ", ylabel="share of points")
     _legend_below(axes)
@@ -424,7 +420,6 @@ def tau_chart(candidates: Candidates) -> Chart:
         densities(plot, samples, score_bins(plot, candidates))
         mark_threshold(plot, threshold, f"T = {compact(threshold)}")
         plot.set_ylabel("share of samples")
-        _legend(figure)
     n_above, n_held_out = len(candidates.index), int((calibration > threshold).sum())
     summary = (
         f"{n_above:,} of {len(wild):,} wild samples ({share_text(n_above / max(1, len(wild)))}) are above T = "
@@ -484,7 +479,6 @@ def histogram_chart(one: MethodScores) -> Chart:
         plot.set(xlabel="score (higher: more ID-like)", ylabel="share", xlim=(bins[0], bins[-1]))
         for axis in ("x", "y"):
             plot.locator_params(axis=axis, nbins=4)
-        _legend(figure)
     summary = (
         f"The threshold {compact(threshold)} keeps {share_text(float(np.mean(one.id >= threshold)))} of ID test data"
     )
@@ -516,10 +510,9 @@ def training_chart(network: str, name: str, curve: pd.DataFrame) -> Chart:
 def theory_charts(theory: dict[str, Any]) -> list[Chart]:
     """The gradients, the errors of the filter against its threshold, and ζ beside what Theorem 2 asks for."""
     charts = []
-    if theory.get("gradients"):
+    if theory["gradients"]:
         with _axes(TALL) as (figure, plot):
             theta = draw_gradients(plot, theory)
-            _legend(figure)
         outliers = "OOD data" if theory["gradients"]["by_truth"] else "samples with τ > T"
         summary = (
             f"Gradients of wild data around the mean ID gradient ∇̄ and the singular vector v. The mean gradient of "
@@ -528,22 +521,19 @@ def theory_charts(theory: dict[str, Any]) -> list[Chart]:
         charts.append(Chart("theory-gradients", "Gradients of wild data (Figure 1)", summary, figure))
     with _axes(TALL) as (figure, plot):
         errors = draw_errors(plot, theory)
-        _legend(figure)
     if errors:
         shown = ", ".join(f"{name} {share_text(value)}" for name, value in errors.items())
         summary = f"At T = {float(theory['threshold']):.3g}: {shown}."
-        if theory.get("contamination") is not None:
+        if theory["contamination"] is not None:
             summary += f" {share_text(theory['contamination'])} of the candidates are ID data (contamination)."
         charts.append(Chart("theory-errors", "Errors of the filter against its threshold", summary, figure))
-    with _axes(TALL) as (figure, plot):
+    with _axes(TALL, n_columns=1) as (figure, plot):
         draw_condition(plot, theory)
-        _legend(figure, n_columns=1)
-    zeta, debiased, required = (float(theory[key]) for key in ("zeta", "zeta_without_noise", "required"))
-    holds = "holds" if theory.get("condition_holds") else "does not hold"
-    summary = f"ζ = {zeta:.3g}, debiased {debiased:.3g}; Theorem 2 asks for {required:.3g}: its condition {holds}."
-    if "zeta_pairwise" in theory:
-        pairwise = float(theory["zeta_pairwise"])
-        summary += f" The authors' code would print ζ = {pairwise:.3g}, the mean pairwise distance."
+    summary = (
+        f"ζ = {theory['zeta']:.3g}, debiased {theory['zeta_without_noise']:.3g}; Theorem 2 asks for "
+        f"{theory['required']:.3g}: its condition {'holds' if theory['condition_holds'] else 'does not hold'}. "
+        f"The authors' code would print ζ = {theory['zeta_pairwise']:.3g}, the mean pairwise distance."
+    )
     charts.append(Chart("theory-condition", "Condition on the discrepancy ζ", summary, figure))
     return charts
 
@@ -557,16 +547,13 @@ def _drawing() -> Iterator[None]:
 
 
 @contextmanager
-def _axes(size: tuple[float, float] = SMALL, rows: int = 1) -> Iterator[Any]:
-    """A figure and its axes, one below the other."""
+def _axes(size: tuple[float, float] = SMALL, rows: int = 1, n_columns: int = 2) -> Iterator[Any]:
+    """A figure and its axes, one below the other; in the end it gets a legend below, unless the axes have one."""
     with _drawing():
         figure = Figure(figsize=size, layout="constrained")
         yield figure, *figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
-
-
-def _legend(figure: Figure, n_columns: int = 2) -> None:
-    if figure.axes[0].get_legend_handles_labels()[0]:
-        figure.legend(loc="outside lower center", ncol=n_columns)
+        if figure.axes[0].get_legend_handles_labels()[0] and not figure.axes[0].get_legend():
+            figure.legend(loc="outside lower center", ncol=n_columns)
 
 
 def _roc_axes(plot: Axes) -> None:

@@ -67,8 +67,8 @@ class Findings:
 
     def label(self, network: str) -> str:
         """What tables call the network of a method."""
-        methods = self.evaluation.methods if self.evaluation else []
-        return next((one.label for one in methods if one.method == network), network)
+        labels = {one.method: one.label for one in self.evaluation.methods} if self.evaluation else {}
+        return {"classifier": "ID classifier", **labels}.get(network, network)
 
 
 def read_findings(workspace: Workspace, params: Params, experiment: Experiment, unseen: str = "") -> Findings:

@@ -86,26 +86,20 @@ class Galleries:
 
 
 def read_galleries(workspace: Workspace, params: Params, findings: Findings, top: int) -> Galleries:
-    """At most `top` images of each kind."""
-    wild = _wild_views(workspace, params, findings.experiment)
-    stored = workspace.find(prepared_set(findings.experiment.ood))
+    """At most `top` samples of each kind: wild ones with the highest outlier score first, then mistakes."""
+    experiment, found = findings.experiment, findings.candidates
+    wild, stored = _wild_views(workspace, params, experiment), workspace.find(prepared_set(experiment.ood))
     if not wild.are_images and not read_file_names(stored):
         return Galleries()  # numbers without names
-    mistakes = _mistakes(workspace, params, findings, min(top, N_MISTAKES))
-    return Galleries(*_wild_galleries(wild, findings, top), *mistakes)
-
-
-def _wild_galleries(views: _Views, findings: Findings, top: int) -> tuple[Gallery, Gallery]:
-    """Candidates, and the wild samples just below T; highest score first."""
-    found = findings.candidates
-    ranked, below = ranked_candidates(found), just_below(found, min(top, N_BELOW))
 
     def gallery(index: np.ndarray, n_all: int) -> Gallery:
-        files = wild_file_names(views.workspace, views.params, findings.experiment, index)
-        pictures = views.pictures(findings, index, found.predicted, found.wild_score, files)
+        files = wild_file_names(workspace, params, experiment, index)
+        pictures = wild.pictures(findings, index, found.predicted, found.wild_score, files)
         return Gallery(pictures, n_all, "predicted as", score_label(found.score_name))
 
-    return gallery(ranked[:top], len(ranked)), gallery(below, len(found.wild_score) - len(ranked))
+    ranked, below = ranked_candidates(found), just_below(found, min(top, N_BELOW))
+    candidates, others = gallery(ranked[:top], len(ranked)), gallery(below, len(found.wild_score) - len(ranked))
+    return Galleries(candidates, others, *_mistakes(workspace, params, findings, min(top, N_MISTAKES)))
 
 
 def _mistakes(

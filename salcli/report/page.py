@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import subprocess
-from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +34,7 @@ from salcli.report.figures import (
     training_chart,
 )
 from salcli.report.findings import Evaluation, Findings, MethodScores, read_findings
-from salcli.report.galleries import Galleries, read_galleries
+from salcli.report.galleries import read_galleries
 from salcli.report.results import (
     METRICS,
     Results,
@@ -75,35 +74,6 @@ SetTable = tuple[str, list[str], list[MethodRow]]  # an OOD test set at one π, 
 MethodCharts = tuple[str, str, list[Chart]]  # name, metrics in words, charts
 
 
-@dataclass(frozen=True)
-class Report:
-    """All that the page shows. What is None or empty is left out, with a hint how to make it."""
-
-    title: str
-    findings: Findings
-    filter_mark: str
-    tiles: list[Tile]
-    tables: list[SetTable]
-    notes: list[str]
-    verdicts: list[str]  # what the tables show, in a sentence each
-    warning: str
-    tau: Chart
-    galleries: Galleries
-    overview: Chart | None
-    methods: list[MethodCharts]
-    training: list[Chart]
-    theory: list[Chart]
-    params: str
-    facts: list[tuple[str, str]]
-    files: list[tuple[str, str, str]]
-
-    @property
-    def charts(self) -> list[Chart]:
-        overview = [self.overview] if self.overview else []
-        of_methods = [chart for _, _, charts in self.methods for chart in charts]
-        return [self.tau, *overview, *of_methods, *self.training, *self.theory]
-
-
 # --- collecting
 
 
@@ -116,41 +86,49 @@ def collect(
     *,
     unseen: str = "",
     top: int,
-) -> Report:
-    """Everything about one experiment, and the table of all of them."""
+) -> dict[str, Any]:
+    """What the page shows: everything about one experiment, and the table of all of them.
+
+    What is None or empty is left out, with a hint how to make it. `charts` are those of all sections.
+    """
     findings = read_findings(workspace, params, experiment, unseen)
-    evaluation, labels = findings.evaluation, {"classifier": "ID classifier"}
+    evaluation = findings.evaluation
     results = _results(workspace, params, progress)
     tables, verdicts, notes = _tables(results, experiment) if results else ([], [], [])
     mixed = "" if experiment.pi == UNKNOWN else f"with {pi_text(experiment.pi)} of "
     variant = "" if experiment.variant == SAL else f", {findings.label(experiment.variant)}"
-    report = Report(
-        title=f"{params.data.id}, wild data {mixed}{experiment.ood}{variant}",
-        findings=findings,
-        filter_mark=filter_mark(workspace.find(experiment.candidates), experiment),
-        tiles=tiles(findings),
-        tables=tables,
-        notes=notes,
-        verdicts=verdicts,
-        warning=fit_warning(findings),
-        tau=tau_chart(findings.candidates),
-        galleries=read_galleries(workspace, params, findings, top),
-        overview=roc_overview(evaluation) if evaluation and evaluation.has_ood else None,
-        methods=[_method_charts(one) for one in evaluation.methods] if evaluation else [],
-        training=[
-            training_chart(name, labels.get(name) or findings.label(name), curve)
-            for name, curve in findings.curves.items()
-        ],
-        theory=theory_charts(findings.theory) if findings.theory else [],
-        params=params_file.read_text(encoding="utf-8"),
-        facts=provenance(workspace, experiment),
-        files=_files(workspace, experiment, evaluation),
-    )
-    with progress.task(f"report, {experiment}", len(report.charts), "charts") as task:
-        for chart in report.charts:
+    tau = tau_chart(findings.candidates)
+    overview = roc_overview(evaluation) if evaluation and evaluation.has_ood else None
+    methods = [_method_charts(one) for one in evaluation.methods] if evaluation else []
+    training = [training_chart(name, findings.label(name), curve) for name, curve in findings.curves.items()]
+    theory = theory_charts(findings.theory) if findings.theory else []
+    of_methods = [chart for _, _, charts in methods for chart in charts]
+    charts = [tau, *([overview] if overview else []), *of_methods, *training, *theory]
+    page = {
+        "title": f"{params.data.id}, wild data {mixed}{experiment.ood}{variant}",
+        "findings": findings,
+        "filter_mark": filter_mark(workspace.find(experiment.candidates), experiment),
+        "tiles": tiles(findings),
+        "tables": tables,
+        "notes": notes,
+        "verdicts": verdicts,
+        "warning": fit_warning(findings),
+        "tau": tau,
+        "galleries": read_galleries(workspace, params, findings, top),
+        "overview": overview,
+        "methods": methods,
+        "training": training,
+        "theory": theory,
+        "charts": charts,
+        "params": params_file.read_text(encoding="utf-8"),
+        "facts": provenance(workspace, experiment),
+        "files": _files(workspace, experiment, evaluation),
+    }
+    with progress.task(f"report, {experiment}", len(charts), "charts") as task:
+        for chart in charts:
             _ = chart.svg  # drawing takes a while
             task.advance(1)
-    return report
+    return page
 
 
 def _method_charts(one: MethodScores) -> MethodCharts:
@@ -322,7 +300,7 @@ def _machine() -> str:
 # --- the page
 
 
-def render(report: Report) -> str:
+def render(report: dict[str, Any]) -> str:
     """The page as text. Everything but our own style, script and drawings is escaped."""
     environment = Environment(
         loader=PackageLoader("salcli.report"),
@@ -338,8 +316,8 @@ def render(report: Report) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("report.html").render(
         report=report,
-        findings=report.findings,
-        experiment=report.findings.experiment,
+        findings=report["findings"],
+        experiment=report["findings"].experiment,
         sections=SECTIONS,
         style=Markup(style),
         script=Markup(script),

@@ -10,6 +10,7 @@ import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -25,7 +26,7 @@ from salcli.pipeline.review import reviewed
 from salcli.progress import Silent
 from salcli.report.figures import histogram_chart, roc_chart
 from salcli.report.findings import MethodScores
-from salcli.report.page import Report, collect, render
+from salcli.report.page import collect, render
 from salcli.store.files import Found
 from salcli.store.formats import read_candidates
 from salcli.store.layout import Workspace
@@ -76,17 +77,17 @@ def params_of(root: Path) -> Params:
     return load_params(root / "params.yaml")[0]
 
 
-def collected(root: Path, top: int = 30) -> Report:
+def collected(root: Path, top: int = 30) -> dict[str, Any]:
     return collect(Workspace(root), params_of(root), root / "params.yaml", EXPERIMENT, Silent(), top=top)
 
 
 @pytest.fixture(scope="module")
-def report(evaluated: Path) -> Report:
+def report(evaluated: Path) -> dict[str, Any]:
     return collected(evaluated, top=120)
 
 
 @pytest.fixture(scope="module")
-def page(report: Report) -> str:
+def page(report: dict[str, Any]) -> str:
     return render(report)
 
 
@@ -149,26 +150,25 @@ def test_nothing_is_loaded_from_anywhere(page: str, outline: Outline) -> None:
 
 
 def test_names_from_the_data_are_text_and_nothing_private_is_told(
-    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     name, scores = "".join(EVIL), np.random.default_rng(0).normal(1, 1, 50)
     one = MethodScores(name, name, scores, scores - 1, {"fpr95": 0.1, "auroc": None})
-    assert report.findings.evaluation
-    evaluation = replace(report.findings.evaluation, main=one)
-    charts = [histogram_chart(one), roc_chart(one), replace(report.tau, title=name, summary=name, name=name)]
+    findings, galleries = report["findings"], report["galleries"]
+    evaluation = replace(findings.evaluation, main=one)
+    charts = [histogram_chart(one), roc_chart(one), replace(report["tau"], title=name, summary=name, name=name)]
     assert all(re.fullmatch(r"[a-z0-9-]+", chart.slug) for chart in charts[:2])
-    first = report.galleries.candidates
-    assert first
+    first = galleries.candidates
     odd = [replace(first.pictures[0], file=evil, class_name=evil) for evil in (name, *EVIL)]
     changed = {
-        "title": name, "facts": [*report.facts, (name, name)], "files": [(name, name, name)],
-        "findings": replace(report.findings, experiment=replace(EXPERIMENT, ood=name), evaluation=evaluation),
+        "title": name, "facts": [*report["facts"], (name, name)], "files": [(name, name, name)],
+        "findings": replace(findings, experiment=replace(EXPERIMENT, ood=name), evaluation=evaluation),
         "training": charts,
-        "galleries": replace(report.galleries, candidates=replace(first, pictures=[*odd, *first.pictures])),
+        "galleries": replace(galleries, candidates=replace(first, pictures=[*odd, *first.pictures])),
         "params": f"weights: {tmp_path}/net.pt  # https://me:secret@example.org/x <script>",
     }  # fmt: skip
-    page = render(replace(report, **changed))
+    page = render(report | changed)
     page.encode()  # as text that UTF-8 can write
     outline = Outline(page)
     assert len(outline.all("script")) == 1
@@ -177,7 +177,7 @@ def test_names_from_the_data_are_text_and_nothing_private_is_told(
     assert "49" not in " ".join(outline.text[:40])  # nobody computed {{ 7 * 7 }}
     assert "~/net.pt" in page
     assert not [private for private in (str(tmp_path), "secret") if private in page]
-    assert os.uname().nodename not in dict(report.facts)["machine of the report"]
+    assert os.uname().nodename not in dict(report["facts"])["machine of the report"]
 
 
 def test_what_is_missing_is_left_out_with_a_word_on_how_to_make_it(evaluated: Path, tmp_path: Path) -> None:

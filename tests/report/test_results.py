@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ from salcli.report.results import (
 from salcli.report.stage_tables import filter_view, two_histograms
 from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE, fpr_at_tpr, ood_metrics
 from salcli.sal.separation import SeparationErrors
-from salcli.store.files import Found, read_arrays, write_arrays
+from salcli.store.files import Found, read_arrays, write_arrays, write_json
 from salcli.store.formats import Candidates
 from salcli.store.layout import TEST_SCORES, Experiment
 
@@ -63,11 +62,6 @@ def write_runs(
             counts = {"n_id_train": 462, "n_calibration": 115, "n_wild": 1642, "n_candidates": 70 + j}
             write_json(folder / "sal" / "filter.json", counts | {"err_in": 0.05, "err_out": 0.4})
     return root / "runs"
-
-
-def write_json(path: Path, content: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
 
 
 @pytest.fixture
