@@ -79,21 +79,11 @@ class StepNetwork(Classifier):
         network.backbone.load_state_dict(classifier.backbone.state_dict())
         return network
 
-    def features(self, images: Tensor) -> Tensor:
+    def features_of_normalised(self, normalised: Tensor) -> Tensor:
         """The features of all depths side by side (n × D)."""
-        return self._features_of_normalised(self.normalised(images))
-
-    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.features(images)
-        return features, self.class_scores(features)
-
-    def logits_of_normalised(self, normalised: Tensor) -> Tensor:
-        return self.class_scores(self._features_of_normalised(normalised))
-
-    def _features_of_normalised(self, normalised: Tensor) -> Tensor:
         return torch.cat(self.backbone.levels(normalised), dim=1)
 
-    def class_scores(self, features: Tensor) -> Tensor:
+    def class_logits(self, features: Tensor) -> Tensor:
         """Minus the distance to each class centre (n × K)."""
         return centre_scores(self.head(features).float(), self.centres)
 

@@ -27,7 +27,11 @@ from salcli.models.network import Classifier, NetworkSpec
 
 N_NOISE = 1000
 FALSE_ALARMS = 0.05  # of ID data, where Energy-VOS starts
-WildLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of ID logits, labels, wild logits
+IdLogits = Float[Tensor, "n k"]
+Labels = Int[Tensor, " n"]
+WildLogits = Float[Tensor, "m k"]
+Loss = Float[Tensor, ""]
+WildLoss = Callable[[IdLogits, Labels, WildLogits], Loss]
 
 
 def _objective(network: nn.Module, batch: Batch, *, loss: WildLoss) -> BatchResult:
@@ -65,9 +69,7 @@ class WildLossMethod(WildTrained):
         return start.classifier
 
     @abstractmethod
-    def loss(
-        self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
-    ) -> Float[Tensor, ""]: ...
+    def loss(self, id_logits: IdLogits, labels: Labels, wild_logits: WildLogits) -> Loss: ...
 
     def phases(self, start: Start) -> Phases:
         assert start.wild is not None
@@ -85,9 +87,7 @@ class OutlierExposure(WildLossMethod):
 
     Params = Weighted
 
-    def loss(
-        self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
-    ) -> Float[Tensor, ""]:
+    def loss(self, id_logits: IdLogits, labels: Labels, wild_logits: WildLogits) -> Loss:
         """Cross-entropy of ID samples, plus the weighted one of wild samples to the uniform distribution."""
         wild, weight = wild_logits.float(), float(self.params.loss_weight)
         to_uniform = wild.logsumexp(dim=1) - wild.mean(dim=1)
@@ -124,9 +124,7 @@ class EnergyOe(WildLossMethod):
         self.m_out = _mean_energy(start, _noise_like(training)) if self.params.m_out == "auto" else self.params.m_out
         return super().first_network(start)
 
-    def loss(
-        self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
-    ) -> Float[Tensor, ""]:
+    def loss(self, id_logits: IdLogits, labels: Labels, wild_logits: WildLogits) -> Loss:
         """Cross-entropy of ID samples, plus squared hinges on the energies of ID and of wild samples."""
         id_energy, wild_energy = (-logits.float().logsumexp(dim=1) for logits in (id_logits, wild_logits))
         too_high, too_low = (id_energy - self.m_in).relu(), (self.m_out - wild_energy).relu()
@@ -190,9 +188,7 @@ class EnergyVos(WildLossMethod):
         self.line = network.outlier_line
         return network
 
-    def loss(
-        self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
-    ) -> Float[Tensor, ""]:
+    def loss(self, id_logits: IdLogits, labels: Labels, wild_logits: WildLogits) -> Loss:
         """Cross-entropy of ID samples, plus the logistic loss of telling ID from wild samples by the line."""
         of_id, of_wild = (
             self.line(logits.float().logsumexp(dim=1, keepdim=True)) for logits in (id_logits, wild_logits)
@@ -326,9 +322,7 @@ class ConstrainedEnergyLoss:
         self._limits = limits.to(outlier_line.weight.device)
         self._multipliers, self._penalty_weights = torch.zeros_like(self._limits), torch.ones_like(self._limits)
 
-    def __call__(
-        self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"], wild_logits: Float[Tensor, "m k"]
-    ) -> Float[Tensor, ""]:
+    def __call__(self, id_logits: IdLogits, labels: Labels, wild_logits: WildLogits) -> Loss:
         """The loss with the multipliers as they are now: wild samples taken for ID, and what the constraints add."""
         margin = getattr(self.params, "margin", 0.0)
         missed = torch.sigmoid(-self._outlierness(wild_logits.float(), margin)).mean()
@@ -341,7 +335,7 @@ class ConstrainedEnergyLoss:
         return missed + torch.where(weight * excess + multiplier >= 0, penalty, at_rest).sum()
 
     @torch.no_grad()
-    def update(self, id_logits: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> Constraints:
+    def update(self, id_logits: IdLogits, labels: Labels) -> Constraints:
         """Change multipliers and penalty weights by how far all ID samples together break the constraints."""
         device, multiplier, weight = self._limits.device, self._multipliers, self._penalty_weights
         id_logits, labels = id_logits.to(device), labels.to(device)

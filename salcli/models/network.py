@@ -108,8 +108,15 @@ class Classifier(nn.Module):
 
     def features(self, samples: Inputs) -> Float[Tensor, "n d"]:
         """The input of the head."""
-        features: Tensor = self.backbone(self.normalised(samples))
+        return self.features_of_normalised(self.normalised(samples))
+
+    def features_of_normalised(self, normalised: Float[Tensor, "n *shape"]) -> Float[Tensor, "n d"]:
+        features: Tensor = self.backbone(normalised)
         return features
+
+    def class_logits(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+        logits: Tensor = self.head(features)
+        return logits
 
     @property
     def as_given(self) -> AsGiven:
@@ -118,12 +125,11 @@ class Classifier(nn.Module):
 
     def logits_of_normalised(self, normalised: Float[Tensor, "n *shape"]) -> Float[Tensor, "n k"]:
         """Class logits of samples that are normalised already, for gradients w.r.t. them."""
-        logits: Tensor = self.head(self.backbone(normalised))
-        return logits
+        return self.class_logits(self.features_of_normalised(normalised))
 
     def features_and_logits(self, samples: Inputs) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n k"]]:
         features = self.features(samples)
-        return features, self.head(features)
+        return features, self.class_logits(features)
 
     def forward(self, samples: Inputs) -> Float[Tensor, "n k"]:
         return self.features_and_logits(samples)[1]
