@@ -101,6 +101,10 @@ class Factors:
         """The samples whose label is k."""
         return self[self.label == k]
 
+    def squared_norms(self) -> Float[Tensor, " n"]:
+        """‖g_i‖² = ‖residual_i‖² ‖feature_i‖², in float64."""
+        return self.residual.double().square().sum(dim=1) * self.feature.double().square().sum(dim=1)
+
     def dense(self) -> Float[Tensor, "n kd"]:
         """The gradients themselves, flattened. For export and for tests: n·K·D numbers."""
         return torch.einsum("nk,nd->nkd", self.residual, self.feature).flatten(1)

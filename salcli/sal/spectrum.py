@@ -104,8 +104,7 @@ class CentredGradients:
         squares = self.reference.flatten(1).square().sum(dim=1)
         total = squares.new_zeros(1)
         for chunk in self._own_chunks():
-            own = chunk.residual.square().sum(1) * chunk.feature.square().sum(1)
-            total += (own + squares[self.reference_row(chunk)]).sum()
+            total += (chunk.squared_norms() + squares[self.reference_row(chunk)]).sum()
         return float(self.workers.add_up(total))
 
     def kept_in_memory(self) -> CentredGradients:

@@ -40,12 +40,9 @@ class Discrepancy:
 
 
 def gradient_moments(source: FactorSource) -> GradientMoments:
-    """Mean and mean square error, streamed: ‖g_i‖² is ‖residual_i‖² ‖feature_i‖². NaN error for one sample."""
+    """Mean and mean square error, streamed. NaN error for one sample."""
     mean, n = mean_gradient(source), len(source)
-    squares = 0.0
-    for chunk in source.chunks():
-        own = chunk.residual.double().square().sum(dim=1) * chunk.feature.double().square().sum(dim=1)
-        squares += float(own.sum())
+    squares = sum(float(chunk.squared_norms().sum()) for chunk in source.chunks())
     # rounding may leave the variance of equal gradients a hair below zero
     variance = max(0.0, squares - n * float(mean.square().sum())) / (n - 1) if n > 1 else math.nan
     return GradientMoments(mean, variance / n)
@@ -123,12 +120,7 @@ class GradientView:
     @classmethod
     def of(cls, G: CentredGradients, v: Float[Tensor, "1 k d"]) -> GradientView:
         """Of every row, streamed: ‖g − ∇̄‖² = ‖g‖² − 2 ⟨g − ∇̄, ∇̄⟩ − ‖∇̄‖². `G` has one ∇̄."""
-        squares = torch.cat(
-            [
-                chunk.residual.double().square().sum(dim=1) * chunk.feature.double().square().sum(dim=1)
-                for chunk in G.source.chunks()
-            ]
-        )
+        squares = torch.cat([chunk.squared_norms() for chunk in G.source.chunks()])
         along, with_reference = G.project(torch.cat([v, G.reference])).T
         squares = squares - 2 * with_reference - G.reference.square().sum()
         return cls(along, (squares - along.square()).clamp(min=0).sqrt())
