@@ -17,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 from salcli.data import readers
-from salcli.data.folders import image_files, read_folder, read_npz
+from salcli.data.folders import image_files, read_folder
 from salcli.data.samples import Fit, Samples, Source
+from salcli.data.vectors import read_vectors
 from salcli.errors import DataError, unknown_name
 
 Role = Literal["id", "ood", "both"]
@@ -394,7 +395,7 @@ def read_from(name: str, root: Path) -> list[Path]:
 def _load(record: DataSet, root: Path) -> Source:
     replacement = _stand_in(record.name, root)
     if replacement:
-        read = read_npz if replacement.suffix == ".npz" else read_folder
+        read = read_vectors if replacement.suffix == ".npz" else read_folder
         return read(replacement, labeled=record.labeled)
     if record.part_of:
         return _some_classes(load_source(record.part_of, root), record)

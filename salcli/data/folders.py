@@ -9,20 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from salcli.data.readers import UNREADABLE, channels_first, numbered_labels
-from salcli.data.samples import Source, concatenated, joined, numbered, shown
-from salcli.data.vectors import (
-    ANY,
-    ARRAYS,
-    PARTS,
-    TABLES,
-    Columns,
-    beside_npy,
-    for_testing,
-    from_arrays,
-    is_vector_arrays,
-    read_vectors,
-)
+from salcli.data.samples import Source, concatenated, joined, numbered
+from salcli.data.vectors import ANY, ARRAYS, PARTS, TABLES, Columns, beside_npy, for_testing, read_vectors
 from salcli.errors import DataError
 
 SUFFIXES = {
@@ -47,8 +35,6 @@ def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Sour
             raise DataError(f"{path} does not exist; put images or vectors there, or give another path for {name}")
         if path.is_file():
             suffix = path.suffix.lower()
-            if suffix == ".npz":
-                return read_npz(path, labeled=labeled, columns=columns)
             if suffix in (*ARRAYS, *TABLES):
                 return read_vectors(path, labeled=labeled, columns=columns)
             if suffix != ".csv":
@@ -228,33 +214,3 @@ def _rows(file: Path, wanted: list[str]) -> Iterator[dict[str, str]]:
                 yield cells
         except csv.Error as error:
             raise DataError(f"{file}, line {reader.line_num}: {error}; it should have {CSV_LAYOUT}") from None
-
-
-# --- .npz files
-
-NPZ_LAYOUT = (
-    "`images` (n × height × width [× 1 or 3], uint8) and, optionally, `labels`, `is_test`, `class_names`; or vectors: "
-    "`x` (n × D numbers) and, optionally, `y`, `id`"
-)
-
-
-def read_npz(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source:
-    """`images` or vectors `x`, and what belongs to them."""
-    try:
-        with path.open("rb") as opened, np.load(opened) as file:
-            arrays = {name: np.asarray(file[name]) for name in file.files}
-    except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as .npz ({error}); it should hold {NPZ_LAYOUT}") from None
-    if is_vector_arrays(arrays, columns):
-        return from_arrays(path, arrays, labeled=labeled, columns=columns)
-    images, labels = (arrays.get(name, arrays.get(other)) for name, other in (("images", "x"), ("labels", "y")))
-    if images is None:
-        raise DataError(f"{path} holds neither images nor vectors, but {', '.join(arrays) or 'nothing'}; {NPZ_LAYOUT}")
-    images = channels_first(path, images)
-    is_test = arrays.get("is_test")
-    if is_test is not None and (is_test.shape != (len(images),) or is_test.dtype != np.bool_):
-        raise DataError(f"{path}: `is_test` must be {len(images)} booleans, got {shown(is_test)}")
-    source = Source(array=images, is_test=is_test)
-    if not labeled or labels is None:
-        return source
-    return numbered_labels(path, source, labels, arrays.get("class_names"))

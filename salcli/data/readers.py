@@ -8,8 +8,6 @@ import gzip
 import pickle
 import re
 import struct
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,11 +25,6 @@ from salcli.sal.seeding import generator
 DIGITS = tuple("0123456789")
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
-# What numpy raises for broken .npy and .npz files
-UNREADABLE = (
-    OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError,
-    OverflowError, AttributeError, TypeError,
 )  # fmt: skip
 
 

@@ -1,16 +1,24 @@
-"""Vectors that users bring, such as embeddings: .npz, .npy and Parquet files, as float32 rows with labels and ids."""
+"""Vectors that users bring, such as embeddings: .npz, .npy and Parquet files, as float32 rows with labels and ids.
 
+`read_vectors` reads a whole set and refuses what cannot be used. Detectors read the same files with `opened`, block by
+block, and say for each row whether it can be used.
+"""
+
+import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.readers import UNREADABLE, channels_first, numbered_labels
+from salcli.data.readers import channels_first, numbered_labels
 from salcli.data.samples import LARGEST_VALUE, Source, check_unique, numbered, shown, some_of
-from salcli.errors import DataError, did_you_mean
+from salcli.errors import DataError, did_you_mean, printable
 
 ARRAYS, TABLES = (".npz", ".npy"), (".parquet", ".pq")
 DIMENSIONS = range(2, 16_384 + 1)
@@ -21,6 +29,16 @@ SPLIT, IS_TEST, CLASS_NAMES = "split", "is_test", "class_names"
 PARTS = {"train": False, "test": True}  # of an official split
 NUMBERS = "fiu"  # kinds of dtype
 BLOCK_VALUES = 1 << 22
+NPZ_LAYOUT = (
+    "`images` (n × height × width [× 1 or 3], uint8) and, optionally, `labels`, `is_test`, `class_names`; or vectors: "
+    "`x` (n × D numbers) and, optionally, `y`, `id`"
+)
+LAYOUTS = {".npz": f"; it should hold {NPZ_LAYOUT}", ".npy": "; it should hold n × D numbers", "Parquet": ""}
+# What numpy raises for broken .npy and .npz files
+UNREADABLE = (
+    OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError,
+    OverflowError, AttributeError, TypeError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,30 +53,253 @@ class Columns:
 
 ANY = Columns()
 
-
 Cells = NDArray[Any] | list[Any]
+Names = tuple[str, ...]
 
 
 def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source:
-    """A .npy or Parquet file. Images in a .npy file are read as well."""
-    if path.suffix.lower() in TABLES:
-        return _parquet(path, columns, labeled=labeled)
+    """A whole set of vectors. An array file may also hold images."""
+    suffix = path.suffix.lower()
+    named = ANY if suffix == ".npy" else columns  # it has no columns that could be named
+    with opened(path, is_set=True) as file:
+        if isinstance(file, ArrayFile):
+            arrays = {name: file.cells(name) for name in file.names}
+            if _are_images(arrays, named):
+                return _images(path, arrays, labeled=labeled)
+        label, row_id = column_names(path, file.names, named, labeled=labeled)
+        other = {name for name in (label, row_id, *named.show, *file.marks) if name in file.names}
+        vector = file.vector_columns(named, other)
+        array, cells = file.whole(vector, other)
+    sources = {"labels": label, "ids": row_id, **{mark: mark for mark in file.marks}}
+    found = {what: cells[name] for what, name in sources.items() if name and name in cells}
+    to_show = {name: cells.get(name, [""] * len(array)) for name in columns.show}
+    source = _source(path, as_float32(array), found, to_show, labeled=labeled)
+    return source if suffix == ".npy" else replace(source, columns=_described(vector, label if labeled else "", row_id))
+
+
+def several(names: str | Names | None) -> Names:
+    """One name or several, as a tuple."""
+    return (names,) if isinstance(names, str) else names or ()
+
+
+def column_names(
+    path: Path, there: Collection[str], columns: Columns, *, labeled: bool = False
+) -> tuple[str | None, str | None]:
+    """The names of label and id, after a check that all columns of params.yaml are there."""
+    vector, label = several(columns.vector), several(columns.label) if labeled else ()
+    for key, names in {"vector": vector, "label": label, "id": several(columns.row_id), "show": columns.show}.items():
+        check_columns(path, names, there, f"data.columns.{key}")
+    lower = {name.lower(): name for name in there if name not in vector}
+    found = [next((lower[name] for name in names if name in lower), None) for names in (LABEL_NAMES, ID_NAMES)]
+    return columns.label if columns.label in there else found[0], columns.row_id or found[1]
+
+
+def check_columns(path: Path, names: Collection[str], there: Collection[str], option: str) -> None:
+    """All must be there; `option` is where they were named."""
+    for name in names:
+        if name not in there:
+            nearest = did_you_mean(name, there)
+            raise DataError(
+                f"{printable(path)} has no column {name}{nearest}; it has {some_of([*there], 12)} ({option})"
+            )
+
+
+def _described(vector: Names, label: str | None, row_id: str | None) -> str:
+    named = vector[0] if len(vector) == 1 else f"{vector[0]} … {vector[-1]} ({len(vector)})"
+    others = {"label": label, "id": row_id}
+    return ", ".join([f"vector {named}", *(f"{what} {name}" for what, name in others.items() if name)])
+
+
+# --- files
+
+
+class Rows(NamedTuple):
+    """Some consecutive rows of a file."""
+
+    array: NDArray[Any]  # b, D
+    cells: Mapping[str, Cells]  # of other columns
+    lengths: NDArray[np.int64] | None = None  # of lists that are not all of D numbers; 0 where one is missing
+
+
+class ArrayFile:
+    """An .npz file, or a .npy file with its labels and ids. An array is read when it is needed; none is unpickled."""
+
+    marks = (SPLIT, IS_TEST, CLASS_NAMES)
+
+    def __init__(
+        self, path: Path, names: Collection[str], read: Callable[[str], NDArray[Any]], *, is_set: bool
+    ) -> None:
+        self.path, self.names, self.cells, self._is_set = path, [*names], cache(read), is_set
+
+    def vector_columns(self, columns: Columns, other: Collection[str]) -> Names:
+        """The names of the array of vectors, or of several arrays of numbers."""
+        if columns.vector or "x" in self.names:
+            return several(columns.vector or "x")
+        wide = tuple(name for name in self.names if name not in other and _is_wide(self.cells(name)))
+        if len(wide) != 1:
+            which = " or ".join(wide) or some_of(self.names)
+            advice = "Call it `x`, or name it with data.columns.vector" if self._is_set else "Name it with --vector"
+            raise DataError(f"{printable(self.path)}: which array holds the vectors, {which}? {advice}")
+        return wide
+
+    def whole(self, vector: Names, other: Collection[str]) -> tuple[NDArray[Any], Mapping[str, Cells]]:
+        """All vectors, and the cells of other columns."""
+        array = self.cells(*vector) if len(vector) == 1 else np.stack([self.cells(name) for name in vector], axis=1)
+        if not _is_wide(array):
+            kinds = " (float16, float32, float64 or int)" if self._is_set else ""
+            raise DataError(f"{printable(self.path)}: vectors must be n × D numbers{kinds}, got {shown(array)}")
+        return array, {name: self.cells(name) for name in other}
+
+    def blocks(self, vector: Names, other: Collection[str], n_rows: int, n_dimensions: int = 0) -> Iterator[Rows]:
+        """The rows with ids or other cells. A compressed array can only be read as a whole."""
+        array, cells = self.whole(vector, other)
+        for ids in cells.values():
+            if len(ids) != len(array):
+                raise DataError(f"{printable(self.path)}: there are {len(array):,} vectors, but {len(ids):,} ids")
+        for start in range(0, len(array), n_rows):
+            rows = slice(start, start + n_rows)
+            yield Rows(np.asarray(array[rows]), {name: ids[rows] for name, ids in cells.items()})
+
+
+class TableFile:
+    """A Parquet file."""
+
+    marks = (SPLIT,)
+
+    def __init__(self, path: Path, file: Any) -> None:
+        from pyarrow import types
+
+        def is_number(kind: Any) -> Any:
+            return types.is_integer(kind) or types.is_floating(kind)
+
+        def is_vector(kind: Any) -> Any:
+            is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+            return is_list and is_number(kind.value_type)
+
+        self.path, self._file, self.names = path, file, file.schema_arrow.names
+        self._types = {name: file.schema_arrow.field(name).type for name in self.names}
+        self.numbers, self.lists = (
+            [name for name, kind in self._types.items() if fits(kind)] for fits in (is_number, is_vector)
+        )
+
+    def cells(self, name: str) -> list[Any]:
+        """A whole column."""
+        cells: list[Any] = self._file.read(columns=[name]).column(0).to_pylist()
+        return cells
+
+    def vector_columns(self, columns: Columns, other: Collection[str]) -> Names:
+        """The column of lists, or the columns of numbers, that make up the vectors."""
+        takes, rule = self.lists, "must hold lists of numbers"
+        if isinstance(columns.vector, tuple):
+            takes, rule = self.numbers, "of data.columns.vector must hold numbers"
+        for name in several(columns.vector):
+            if name not in takes:
+                raise DataError(f"{self.path}: column {name} {rule}, got {self._types[name]}")
+        if columns.vector:
+            return several(columns.vector)
+        lists, numbers = ([name for name in names if name not in other] for names in (self.lists, self.numbers))
+        if len(lists) > 1:
+            raise DataError(
+                f"{self.path}: which column holds the vectors, {' or '.join(lists)}? Name it with --vector, or in "
+                "data.columns.vector"
+            )
+        if not (lists or numbers):
+            raise DataError(
+                f"{self.path} has neither a column of lists of numbers nor columns of numbers ({some_of(self.names)})"
+            )
+        return tuple(lists or sorted(numbers))  # the same vectors whatever the order in the file
+
+    def whole(self, vector: Names, other: Collection[str]) -> tuple[NDArray[np.float32], Mapping[str, Cells]]:
+        """All vectors, and the cells of other columns."""
+        start, array, cells = 0, np.empty((0, 2), np.float32), {name: list[Any]() for name in other}
+        for rows in self.blocks(vector, other, 1024):
+            n_dimensions = rows.array.shape[1]
+            if rows.lengths is not None:
+                odd = np.flatnonzero(rows.lengths != n_dimensions)[0]
+                raise DataError(
+                    f"{self.path}: all vectors must have the same dimension, but row {start + odd} (counted from 0) "
+                    f"has {rows.lengths[odd]}, and those before it have {n_dimensions}"
+                )
+            if start == 0:
+                array = np.empty((self._file.metadata.num_rows, n_dimensions), np.float32)
+            array[start : start + len(rows.array)] = as_float32(rows.array)
+            for name in cells:
+                cells[name] += rows.cells[name]
+            start += len(rows.array)
+        return array, cells
+
+    def blocks(self, vector: Names, other: Collection[str], n_rows: int, n_dimensions: int = 0) -> Iterator[Rows]:
+        """The rows with ids or other cells. Without `n_dimensions`, lists should be as long as the first."""
+        for batch in self._file.iter_batches(n_rows, columns=[*{*vector, *other}]):
+            cells = {name: batch.column(name).to_pylist() for name in other}
+            if vector[0] in self.lists:
+                array, lengths = _of_lists(batch.column(vector[0]), n_dimensions)
+                n_dimensions = array.shape[1]
+                yield Rows(array, cells, lengths)
+            else:
+                numbers = [batch.column(name).to_numpy(zero_copy_only=False) for name in vector]
+                yield Rows(np.stack(numbers, axis=1), cells)
+
+
+def _of_lists(lists: Any, n_dimensions: int) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+    """A column of lists as an array, with NaN where one has another length; then also all lengths."""
+    from pyarrow.compute import fill_null, list_value_length
+
+    lengths = fill_null(list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    n_dimensions = n_dimensions or int(lengths[0])
+    fits = lengths == n_dimensions
+    fitting = lists if fits.all() else lists.filter(fits)
+    values = fitting.flatten().to_numpy(zero_copy_only=False).reshape(len(fitting), n_dimensions)
+    if fits.all():
+        return values, None
+    array = np.full((len(lists), n_dimensions), np.nan, np.result_type(values.dtype, np.float32))
+    array[fits] = values
+    return array, lengths
+
+
+def _is_wide(array: NDArray[Any]) -> bool:
+    return array.ndim == 2 and array.dtype.kind in NUMBERS
+
+
+@contextmanager
+def opened(path: Path, *, is_set: bool = False) -> Iterator[ArrayFile | TableFile]:
+    """The file, by its suffix. What goes wrong while it is open means that it is broken.
+
+    `is_set`: it is a set of params.yaml, and messages advise accordingly.
+    """
+    suffix = path.suffix.lower()
+    form: str = suffix
+    broken: tuple[type[Exception], ...] = UNREADABLE
+    if suffix in TABLES:
+        try:
+            from pyarrow import ArrowException
+            from pyarrow.parquet import ParquetFile
+        except ImportError:
+            raise DataError(
+                f"{printable(path)}: reading Parquet needs pyarrow, which is not installed; pip install "
+                "'salcli[parquet]', or store the vectors as .npz"
+            ) from None
+        form, broken = "Parquet", (ArrowException, OSError, ValueError)
     try:
-        array = mapped(path)
-        beside = {what: np.load(file) for what, file in beside_npy(path).items()}
-    except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as .npy ({error}); it should hold n × D numbers") from None
-    if array.dtype == np.uint8 and array.ndim in (3, 4):
-        images = Source(array=channels_first(path, array))
-        return numbered_labels(path, images, beside["labels"], None) if labeled and "labels" in beside else images
-    to_show = {name: [""] * len(array) for name in columns.show}
-    return _source(path, _converted(path, array), beside, to_show, labeled=labeled)
+        if suffix in TABLES:
+            with ParquetFile(path) as table:
+                yield TableFile(path, table)
+        elif suffix == ".npz":
+            with path.open("rb") as binary, np.load(binary) as arrays:
+                yield ArrayFile(path, arrays.files, lambda name: np.asarray(arrays[name]), is_set=is_set)
+        else:
+            files = {"x": path, **beside_npy(path)}
+            yield ArrayFile(path, files, lambda name: _read_npy(files[name], mapped=name == "x"), is_set=is_set)
+    except broken as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        layout = LAYOUTS[form] if is_set else ""
+        raise DataError(f"{printable(path)} cannot be read as {form} ({reason}){layout}") from None
 
 
-def mapped(path: Path) -> NDArray[Any]:
-    """A .npy file, which is read where it is used. One that claims more numbers than can be counted is an error."""
+def _read_npy(path: Path, *, mapped: bool) -> NDArray[Any]:
+    """Mapped, a file is read where it is used. One that claims more numbers than can be counted is an error."""
     with np.errstate(over="ignore"):
-        array: NDArray[Any] = np.load(path, mmap_mode="r")
+        array: NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None)
         return array
 
 
@@ -68,77 +309,45 @@ def beside_npy(path: Path) -> dict[str, Path]:
     return {what: file for what, file in files.items() if file.is_file()}
 
 
-def is_vector_arrays(arrays: Mapping[str, NDArray[Any]], columns: Columns) -> bool:
-    """Whether an .npz file holds vectors rather than images."""
+# --- images in array files
+
+
+def _are_images(arrays: Mapping[str, NDArray[Any]], columns: Columns) -> bool:
     if columns.vector:
-        return True
-    if "images" in arrays:
         return False
+    if "images" in arrays:
+        return True
     if "x" in arrays:
-        return not (arrays["x"].dtype == np.uint8 and arrays["x"].ndim in (3, 4))
-    return any(array.ndim == 2 and array.dtype.kind in NUMBERS for array in arrays.values())
+        return arrays["x"].dtype == np.uint8 and arrays["x"].ndim in (3, 4)
+    return not any(map(_is_wide, arrays.values()))
 
 
-def from_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool, columns: Columns = ANY) -> Source:
-    """The vectors of an .npz file."""
-    label, row_id = column_names(path, arrays, columns, labeled=labeled)
-    if columns.vector is None:
-        wide = [name for name, one in arrays.items() if one.ndim == 2 and one.dtype.kind in NUMBERS and name != label]
-        if "x" not in arrays and len(wide) != 1:
-            raise DataError(
-                f"{path}: which array holds the vectors, {' or '.join(wide)}? Call it `x`, or name it with "
-                "data.columns.vector"
-            )
-        vector: tuple[str, ...] = ("x" if "x" in arrays else wide[0],)
-    else:
-        vector = (columns.vector,) if isinstance(columns.vector, str) else columns.vector
-    array = arrays[vector[0]] if len(vector) == 1 else np.stack([arrays[name] for name in vector], axis=1)
-    sources = {"labels": label, "ids": row_id, **{name: name for name in (SPLIT, IS_TEST, CLASS_NAMES)}}
-    cells = {what: arrays[name] for what, name in sources.items() if name and name in arrays}
-    to_show = {name: arrays[name] for name in columns.show}
-    source = _source(path, _converted(path, array), cells, to_show, labeled=labeled)
-    return replace(source, columns=_described(vector, label if labeled else None, row_id))
-
-
-def _described(vector: tuple[str, ...], label: str | None, row_id: str | None) -> str:
-    named = vector[0] if len(vector) == 1 else f"{vector[0]} … {vector[-1]} ({len(vector)})"
-    others = {"label": label, "id": row_id}
-    return ", ".join([f"vector {named}", *(f"{what} {name}" for what, name in others.items() if name)])
-
-
-def column_names(
-    path: Path, there: Collection[str], columns: Columns, *, labeled: bool = False
-) -> tuple[str | None, str | None]:
-    """The names of label and id, after a check that all columns of params.yaml are there."""
-    vector = (columns.vector,) if isinstance(columns.vector, str) else columns.vector or ()
-    label_too = (columns.label,) if columns.label and labeled else ()
-    named = {
-        "vector": vector,
-        "label": label_too,
-        "id": (columns.row_id,) if columns.row_id else (),
-        "show": columns.show,
-    }
-    for key, names in named.items():
-        for name in names:
-            if name not in there:
-                raise DataError(
-                    f"{path} has no column {name}{did_you_mean(name, there)}; it has {some_of([*there], 12)} "
-                    f"(data.columns.{key})"
-                )
-    lower = {name.lower(): name for name in there if name not in vector}
-    found = [next((lower[name] for name in names if name in lower), None) for names in (LABEL_NAMES, ID_NAMES)]
-    return columns.label if columns.label in there else found[0], columns.row_id or found[1]
+def _images(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool) -> Source:
+    images, labels = (arrays.get(name, arrays.get(other)) for name, other in (("images", "x"), ("labels", "y")))
+    if images is None:
+        raise DataError(f"{path} holds neither images nor vectors, but {', '.join(arrays) or 'nothing'}; {NPZ_LAYOUT}")
+    images = channels_first(path, images)
+    is_test = arrays.get(IS_TEST)
+    if is_test is not None and (is_test.shape != (len(images),) or is_test.dtype != np.bool_):
+        raise DataError(f"{path}: `is_test` must be {len(images)} booleans, got {shown(is_test)}")
+    source = Source(array=images, is_test=is_test)
+    if not labeled or labels is None:
+        return source
+    return numbered_labels(path, source, labels, arrays.get(CLASS_NAMES))
 
 
 # --- values
 
 
-def _converted(path: Path, array: NDArray[Any]) -> NDArray[np.float32]:
-    """All rows as float32: the array itself, which may be a map of a file, where it is that already."""
-    if array.ndim != 2 or array.dtype.kind not in NUMBERS:
-        raise DataError(f"{path}: vectors must be n × D numbers (float16, float32, float64 or int), got {shown(array)}")
-    with np.errstate(over="ignore", invalid="ignore"):  # `_check_values` finds these
+def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    """The array itself, which may be a map of a file, where it is that already."""
+    with np.errstate(over="ignore", invalid="ignore"):  # `unusable` finds these
         return array.astype(np.float32, copy=False)
+
+
+def unusable(array: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The rows that hold a value that no score can be computed from."""
+    return np.flatnonzero(~(np.abs(array) <= LARGEST_VALUE).all(axis=1))
 
 
 def _source(
@@ -184,7 +393,7 @@ def _check_values(path: Path, array: NDArray[np.float32], rows: Callable[[Sequen
     step = max(1, BLOCK_VALUES // array.shape[1])
     for start in range(0, n, step):
         block = array[start : start + step]
-        bad += [start + int(i) for i in np.flatnonzero(~(np.abs(block) <= LARGEST_VALUE).all(axis=1))]
+        bad += (start + unusable(block)).tolist()
         all_equal = all_equal and bool((block == array[0]).all())
     if bad:
         raise DataError(
@@ -243,102 +452,3 @@ def _label_names(path: Path, labels: Cells, rows: Callable[[Sequence[int]], str]
         # a table with gaps may have stored integers as floats
         names.append(_text(int(value) if isinstance(value, float) else value).strip())
     return names
-
-
-# --- Parquet
-
-
-def _parquet(path: Path, columns: Columns, *, labeled: bool) -> Source:
-    try:
-        from pyarrow import ArrowException, types
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise DataError(
-            f"{path}: reading Parquet needs pyarrow, which is not installed; pip install 'salcli[parquet]', or store "
-            "the vectors as .npz"
-        ) from None
-    try:
-        with ParquetFile(path) as file:
-            schema = file.schema_arrow
-            label, row_id = column_names(path, schema.names, columns, labeled=labeled)
-            other = {name for name in (label, row_id, *columns.show, SPLIT) if name and name in schema.names}
-            vector = vector_columns(path, schema, types, columns, other)
-            cells: dict[str, list[Any]] = {name: [] for name in other}
-            array = np.empty((0, 2), np.float32)
-            for start, block, batch in _batches(path, file, vector, sorted(other - {*vector})):
-                if start == 0:
-                    array = np.empty((file.metadata.num_rows, block.shape[1]), np.float32)
-                array[start : start + len(block)] = _converted(path, block)
-                for name in cells:
-                    cells[name] += batch.column(name).to_pylist()
-    except (ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]})") from None
-    found = {what: cells[name] for what, name in (("labels", label), ("ids", row_id), (SPLIT, SPLIT)) if name in cells}
-    to_show = {name: cells[name] for name in columns.show}
-    source = _source(path, array, found, to_show, labeled=labeled)
-    return replace(source, columns=_described(vector, label if labeled else None, row_id))
-
-
-def vector_columns(path: Path, schema: Any, types: Any, columns: Columns, other: set[str]) -> tuple[str, ...]:
-    """The columns that make up the vectors."""
-
-    def is_number(kind: Any) -> bool:
-        return bool(types.is_integer(kind) or types.is_floating(kind))
-
-    def is_vector(kind: Any) -> bool:
-        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        return bool(is_list and is_number(kind.value_type))
-
-    kinds = {name: schema.field(name).type for name in schema.names}
-    if isinstance(columns.vector, tuple):
-        wrong = [name for name in columns.vector if not is_number(kinds[name])]
-        if wrong:
-            raise DataError(
-                f"{path}: column {wrong[0]} of data.columns.vector must hold numbers, got {kinds[wrong[0]]}"
-            )
-        return columns.vector
-    if columns.vector:
-        kind = kinds[columns.vector]
-        if not is_vector(kind):
-            raise DataError(f"{path}: column {columns.vector} must hold lists of numbers, got {kind}")
-        return (columns.vector,)
-    lists = [name for name, kind in kinds.items() if is_vector(kind) and name not in other]
-    numbers = [name for name, kind in kinds.items() if is_number(kind) and name not in other]
-    if len(lists) > 1:
-        raise DataError(
-            f"{path}: which column holds the vectors, {' or '.join(lists)}? Name it with --vector, or in "
-            "data.columns.vector"
-        )
-    if not (lists or numbers):
-        raise DataError(f"{path} has neither a column of lists of numbers nor columns of numbers ({some_of([*kinds])})")
-    return tuple(lists or sorted(numbers))  # the same vectors whatever the order in the file
-
-
-def _batches(path: Path, file: Any, vector: tuple[str, ...], other: list[str]) -> Iterator[tuple[int, Any, Any]]:
-    """The number of the first row, the vectors as an array, and the record batch."""
-    is_lists = len(vector) == 1 and hasattr(file.schema_arrow.field(vector[0]).type, "value_type")
-    n_dimensions, start = 0 if is_lists else len(vector), 0
-    for batch in file.iter_batches(batch_size=1024, columns=[*vector, *other]):
-        if is_lists:
-            lists = batch.column(vector[0])
-            lengths = list_lengths(lists)
-            n_dimensions = n_dimensions or int(lengths[0])
-            odd = np.flatnonzero(lengths != n_dimensions)
-            if len(odd):
-                raise DataError(
-                    f"{path}: all vectors must have the same dimension, but row {start + odd[0]} (counted from 0) has "
-                    f"{lengths[odd[0]]}, and those before it have {n_dimensions}"
-                )
-            block = lists.flatten().to_numpy(zero_copy_only=False).reshape(len(batch), n_dimensions)
-        else:
-            block = np.stack([batch.column(name).to_numpy(zero_copy_only=False) for name in vector], axis=1)
-        yield start, block, batch
-        start += len(batch)
-
-
-def list_lengths(lists: Any) -> NDArray[np.int64]:
-    """Of each list; 0 where it is missing."""
-    from pyarrow.compute import fill_null, list_value_length
-
-    lengths: NDArray[np.int64] = fill_null(list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    return lengths.astype(np.int64)

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from salcli.data.folders import files_below
 from salcli.data.samples import some_of
-from salcli.data.vectors import ANY, TABLES, Columns, cell_texts
+from salcli.data.vectors import ANY, Columns, cell_texts, check_columns, opened
 from salcli.detector.decisions import holm, log_wealth, online_p_values, p_values
 from salcli.detector.detector import Detector
 from salcli.detector.predict import FORMAT_OF_SUFFIX, Say, find_files, open_detector
-from salcli.detector.vectors import check_columns
 from salcli.errors import DataError, StorageError, UsageMistakeError, as_text, printable
 from salcli.progress import Progress, Silent, Task
 from salcli.sal.metrics import is_below
@@ -408,17 +407,11 @@ def _rows(file: Path) -> tuple[list[dict[str, Any]], set[str]]:
 
 def _column(file: Path, name: str) -> tuple[str, ...]:
     """A column of a file of vectors, as text."""
-    if file.suffix.lower() in TABLES:
-        from pyarrow.parquet import ParquetFile
-
-        with ParquetFile(file) as table:
-            check_columns(file, (name,), table.schema_arrow.names, "--by, --date")
-            return cell_texts(table.read(columns=[name]).column(0).to_pylist())
-    if file.suffix.lower() == ".npz":
-        with np.load(file) as arrays:
-            check_columns(file, (name,), arrays.files, "--by, --date")
-            return cell_texts(arrays[name])
-    raise UsageMistakeError(f"{printable(file)} has no columns; use --by file, or a .parquet or .npz file")
+    if file.suffix.lower() == ".npy":
+        raise UsageMistakeError(f"{printable(file)} has no columns; use --by file, or a .parquet or .npz file")
+    with opened(file) as vectors:
+        check_columns(file, (name,), vectors.names, "--by, --date")
+        return cell_texts(vectors.cells(name))
 
 
 def _day_of(file: Path) -> str:
