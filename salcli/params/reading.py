@@ -87,18 +87,14 @@ def edited(text: str, values: Mapping[str, Any]) -> str:
     yaml = YAML()  # round trip: as safe as its safe loader, and keeps comments
     yaml.width = 4096  # never breaks a line
     yaml.preserve_quotes = True
-    yaml.representer.add_representer(type(None), _null)
+    # ruamel would write nothing after the colon
+    yaml.representer.add_representer(type(None), lambda it, _: it.represent_scalar("tag:yaml.org,2002:null", "null"))
     content = yaml.load(text)
     for key, value in values.items():
         _set(content, key, _as_written(value))
     written = StringIO()
     yaml.dump(content, written)
     return written.getvalue()
-
-
-def _null(representer: Any, _: None) -> Any:
-    """Spelled out: ruamel would write nothing after the colon."""
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _as_written(value: Any, inside: bool = False) -> Any:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -54,11 +54,10 @@ from salcli.methods.sal import LEARNED, TAU, FilterParams, Sal, TrainOodParams
 from salcli.models.backbones import (
     AUTO,
     LINEAR,
-    TIMM,
-    TORCHVISION,
     check_backbone_name,
     import_path,
     is_hooked,
+    is_published,
     takes_vectors,
     wide_resnet_size,
 )
@@ -406,19 +405,12 @@ class _MethodsBase(Section):
         return getattr(self, name.replace("-", "_"), None)
 
 
-def _methods_section() -> Any:
-    fields: dict[str, Any] = {
-        name.replace("-", "_"): (found.Params, Field(alias=name))
-        for name, found in built_in().items()
-        if found.Params.model_fields
-    }
-    return create_model("MethodsParams", __base__=_MethodsBase, **fields)
-
-
-if TYPE_CHECKING:
-    MethodsParams = _MethodsBase
-else:
-    MethodsParams = _methods_section()
+_fields: dict[str, Any] = {
+    name.replace("-", "_"): (found.Params, Field(alias=name))
+    for name, found in built_in().items()
+    if found.Params.model_fields
+}
+MethodsParams = create_model("MethodsParams", __base__=_MethodsBase, **_fields)
 
 
 class Params(Section):
@@ -524,7 +516,7 @@ class Params(Section):
                 "needs trained weights: set model.weights to a file, or to pretrained for torchvision: and timm: "
                 f"networks, got {name} without",
             )
-        if model.weights == PRETRAINED and not name.startswith((TORCHVISION, TIMM)):
+        if model.weights == PRETRAINED and not is_published(name):
             yield "model.weights", f"only torchvision: and timm: publish weights; name a file for {name}"
         if takes_vectors(name):
             for key, value in (("image_size", data.image_size), ("channels", data.channels)):
@@ -654,32 +646,30 @@ def validated(raw: Mapping[str, Any], name: str, folder: Path = Path()) -> Param
 def explained(error: ValidationError, model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Each mistake as its dotted key and one sentence; `model` knows the valid keys."""
     for detail in error.errors():
-        key, message = _explain(detail, model)
-        yield f"{prefix}{key}".rstrip("."), message
+        where = [str(part) for part in detail["loc"]]
+        yield f"{prefix}{'.'.join(where)}".rstrip("."), _sentence(detail, where, model)
 
 
-def _explain(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
-    """The dotted key and one sentence."""
-    where = [str(part) for part in detail["loc"]]
-    key, value = ".".join(where), detail["input"]
+def _sentence(detail: ErrorDetails, where: list[str], model: type[BaseModel]) -> str:
+    value = detail["input"]
     match detail["type"]:
         case "extra_forbidden":
-            return key, f"no such key{_nearest_key(where, model)}"
+            return f"no such key{_nearest_key(where, model)}"
         case "missing":
-            return key, "is missing"
+            return "is missing"
         case "literal_error":
             expected = detail["ctx"]["expected"]
             choices = re.findall(r"'(.*?)'", expected)
-            return key, f"must be {expected}, got {value!r}{did_you_mean(str(value), choices)}"
+            return f"must be {expected}, got {value!r}{did_you_mean(str(value), choices)}"
         case "value_error":
-            return key, str(detail["ctx"]["error"])
+            return str(detail["ctx"]["error"])
         case "model_type" | "model_attributes_type":
-            return key, f"must be a section of keys and values, got {value!r}"
+            return f"must be a section of keys and values, got {value!r}"
         case "tuple_type":
-            return key, f"must be a list, got {value!r}"
+            return f"must be a list, got {value!r}"
         case kind:
             message = detail["msg"].replace("Input should be", "must be")
-            return key, f"{message}, got {value!r}{_as_share(value) if kind.startswith('less_than') else ''}"
+            return f"{message}, got {value!r}{_as_share(value) if kind.startswith('less_than') else ''}"
 
 
 def _as_share(value: float) -> str:
@@ -693,11 +683,8 @@ def _nearest_key(where: list[str], model: type[BaseModel]) -> str:
     for part in where[:-1]:
         custom = find_method(part).Params if is_custom_method(part) else None
         section = custom or section.model_fields[part.replace("-", "_")].annotation
-    return did_you_mean(where[-1], _keys(section)) or did_you_mean(".".join(where), _dotted_keys(model))
-
-
-def _keys(section: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in section.model_fields.items()]
+    keys = [field.alias or name for name, field in section.model_fields.items()]
+    return did_you_mean(where[-1], keys) or did_you_mean(".".join(where), _dotted_keys(model))
 
 
 def _dotted_keys(section: type[BaseModel], prefix: str = "") -> list[str]:

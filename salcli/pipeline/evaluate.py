@@ -26,7 +26,6 @@ from salcli.pipeline.inputs import (
     id_representation,
     id_samples,
     ood_test_samples,
-    wild_holdout_representation,
     wild_holdout_samples,
     wild_representation,
 )
@@ -83,17 +82,13 @@ class Evaluated:
         rows: dict[str, dict[str, Any]] = {}
         for method, own in self.scores.items():
             metrics = self.metrics[method]
+            remarks = {"protocol": own.protocol, "short_schedule": own.has_short_schedule, "notes": own.notes}
             rows[method] = {
                 "label": own.label,
                 **(asdict(metrics) if metrics else NO_METRICS),
                 "id_accuracy": own.id_accuracy,
+                **{key: value for key, value in remarks.items() if value},
             }
-            if own.protocol:
-                rows[method]["protocol"] = own.protocol
-            if own.has_short_schedule:
-                rows[method]["short_schedule"] = True
-            if own.notes:
-                rows[method]["notes"] = own.notes
         return {**rows, "samples": {"id_test": self.n_id_test, "ood_test": self.n_ood_test}}
 
 
@@ -240,18 +235,12 @@ class _Scorer:
     @cached_property
     def representation(self) -> Representation:
         """Of the ID test set, then of the OOD test set, then of held-out calibration and wild data."""
-        found = self.workspace.find(self.experiment.test_representation(self.unseen))
-        parts = [
-            id_representation(self.workspace, "test", self.experiment).whole(),
-            RepresentationFile.open(found).whole(),
-        ]
+        own = self.experiment
+        artifacts = [own.id_representation("test"), own.test_representation(self.unseen)]
         if self.held_out:
-            parts.append(id_representation(self.workspace, "calibration", self.experiment).whole())
-            parts.append(wild_holdout_representation(self.workspace, self.experiment).whole())
-        feature, logits, label = (
-            torch.cat(columns) for columns in zip(*(vars(p).values() for p in parts), strict=True)
-        )
-        return Representation(feature, logits, label)
+            artifacts += [own.id_representation("calibration"), own.wild_holdout_representation]
+        parts = [vars(RepresentationFile.open(self.workspace.find(one)).whole()).values() for one in artifacts]
+        return Representation(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def _over_test(self, network: Classifier, outputs: Callable[[Tensor], Outputs]) -> list[Tensor]:
         """Outputs of a network on the ID test set, then on the OOD test set, then on held-out data."""
@@ -307,14 +296,14 @@ def _write(result: Evaluated, about: dict[str, Any]) -> None:
     write_json(metrics, result.content())
     if result.estimates is not None:
         write_json(estimates[0], asdict(result.estimates))
-    curves = [row for name, own in result.scores.items() if len(own.ood) for row in _roc_rows(name, own)]
+    curves = [
+        {"method": name, "fpr": float(x), "tpr": float(y)}
+        for name, own in result.scores.items()
+        if len(own.ood)
+        for x, y in zip(*roc_points(own.id, own.ood), strict=True)
+    ]
     write_csv(roc, curves, fieldnames=("method", "fpr", "tpr"))
     write_csv(histogram, [row for name, own in result.scores.items() for row in _histogram_rows(name, own)])
-
-
-def _roc_rows(method: str, scores: TestScores) -> list[dict[str, Any]]:
-    fpr, tpr = roc_points(scores.id, scores.ood)
-    return [{"method": method, "fpr": float(x), "tpr": float(y)} for x, y in zip(fpr, tpr, strict=True)]
 
 
 def _histogram_rows(method: str, scores: TestScores) -> list[dict[str, Any]]:

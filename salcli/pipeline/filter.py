@@ -18,6 +18,7 @@ from salcli.engine.batches import Rows
 from salcli.engine.device import computing, processes, resolve_device
 from salcli.engine.inference import outputs_of
 from salcli.errors import ThresholdError
+from salcli.methods import separators
 from salcli.methods.base import Head, InputScore, Known, PostHoc
 from salcli.methods.sal import (
     BLEND,
@@ -29,20 +30,6 @@ from salcli.methods.sal import (
     protocol,
     tau,
     unlabeled_gradients,
-)
-from salcli.methods.separators import (
-    Scores,
-    blend,
-    committee_scores,
-    finite,
-    is_tau,
-    learn,
-    members,
-    outlier_scores,
-    ranks_by_content,
-    tau_name,
-    temperatures,
-    working_scores,
 )
 from salcli.models.backbones import AUTO
 from salcli.models.network import Classifier
@@ -69,7 +56,7 @@ from salcli.sal.separation import (
     separation_errors,
 )
 from salcli.sal.verdict import CONFIDENCE, Verdict, partial_excess, resampled_excess, verdict
-from salcli.store.files import write_json
+from salcli.store.files import as_json, write_json
 from salcli.store.formats import Candidates, RepresentationFile, write_candidates
 from salcli.store.layout import Experiment, Workspace
 
@@ -157,7 +144,7 @@ class Filtered:
 
 
 def _found_sentence(found: Verdict, score: str) -> str:
-    name = "τ" if is_tau(score) else score
+    name = "τ" if separators.is_tau(score) else score
     if found.found_something:
         return (
             f"{found.n_candidates:,} candidates by {name}, {found.beyond:.0f} ± {found.margin:.0f} more than ID data "
@@ -192,7 +179,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         chosen, trials = choose_score(scores, data.ranks, own.threshold_quantile, experiment)
     else:
         found = data.scores(chosen)
-        chosen = tau_name(float(own.temperature)) if chosen == TAU else chosen
+        chosen = separators.tau_name(float(own.temperature)) if chosen == TAU else chosen
         scores = {chosen: found}
     wild, calibrating = scores[chosen]
     defined = calibrating[~calibrating.isnan()]
@@ -224,7 +211,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
     if processes().is_main:
         how = {"seed": experiment.seed, "filter": own.model_dump()}
         write_candidates(written[0], candidates, workspace.about(experiment.candidates, **how))
-        write_json(written[1], _metrics(result))
+        write_json(written[1], as_json(_metrics(result)))
     return result
 
 
@@ -257,15 +244,15 @@ class _Data:
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
         """The wild and the calibrating samples in an order that does not depend on their rows."""
         seed = self.experiment.seed
-        return ranks_by_content(self.wild, seed), ranks_by_content(self.calibration, seed)
+        return separators.ranks_by_content(self.wild, seed), separators.ranks_by_content(self.calibration, seed)
 
-    def all_scores(self) -> Scores:
+    def all_scores(self) -> separators.Scores:
         """By every score that needs no pass over samples and works here; only τ has to."""
         single = self._taus() | self._post_hoc_scores()
-        found = {**single, COMMITTEE: committee_scores(single)}
+        found = {**single, COMMITTEE: separators.committee_scores(single)}
         with self._task(BLEND, 1, "separator") as task:
             try:
-                found[BLEND] = blend(self.wild, self.calibration, single, self.experiment.seed)
+                found[BLEND] = separators.blend(self.wild, self.calibration, single, self.experiment.seed)
             except ThresholdError as error:
                 self.notes.append(f"auto leaves out {BLEND}: {error}")
             task.advance(1)
@@ -276,11 +263,11 @@ class _Data:
         if name == TAU:
             return self._tau(float(self.params.filter.temperature))
         if name == COMMITTEE:
-            return committee_scores(self._post_hoc_scores())
+            return separators.committee_scores(self._post_hoc_scores())
         if name == LEARNED:
             found = self._taus() | self._post_hoc_scores()
             with self._task(LEARNED, 1, "separator") as task:
-                learned = learn(self.wild, self.calibration, found, self.experiment.seed)
+                learned = separators.learn(self.wild, self.calibration, found, self.experiment.seed)
                 task.advance(1)
             return learned.wild, learned.calibration
         method = self.params.method(name)
@@ -294,14 +281,14 @@ class _Data:
 
     def _taus(self) -> dict[str, tuple[Tensor, Tensor]]:
         """At every temperature."""
-        return {tau_name(one): self._tau(one) for one in temperatures(self.params.filter)}
+        return {separators.tau_name(one): self._tau(one) for one in separators.temperatures(self.params.filter)}
 
     def _post_hoc_scores(self) -> dict[str, tuple[Tensor, Tensor]]:
         """By every post-hoc score that works here."""
-        asked, sources = members(self.params), [self.wild, self.calibration]
+        asked, sources = separators.members(self.params), [self.wild, self.calibration]
         found = {}
         with self._task("post-hoc scores", len(asked), "scores") as task:
-            working = working_scores(self.params.filter.score, asked, self._known(), sources)
+            working = separators.working_scores(self.params.filter.score, asked, self._known(), sources)
             for name, (wild, calibrating) in working:
                 found[name] = wild, calibrating
                 task.advance(1)
@@ -317,16 +304,16 @@ class _Data:
 
     def _by_representation(self, method: PostHoc) -> tuple[Tensor, Tensor]:
         if not self.calibrates_on_training_data:
-            wild, calibrating = outlier_scores(method, self._known(), [self.wild, self.calibration])
+            wild, calibrating = separators.outlier_scores(method, self._known(), [self.wild, self.calibration])
             return wild, calibrating
-        (wild,) = outlier_scores(method, self._known(), [self.wild])
-        return wild, finite(method.name, -method.scores(self.calibrating, fitted_on=True))
+        (wild,) = separators.outlier_scores(method, self._known(), [self.wild])
+        return wild, separators.finite(method.name, -method.scores(self.calibrating, fitted_on=True))
 
     def _tau(self, temperature: float) -> tuple[Tensor, Tensor]:
         own, seed, n_classes = self.params.filter.softened(temperature), self.experiment.seed, self.wild.n_classes
         device = resolve_device(self.params.device)
         wild, id_train = unlabeled_gradients(self.wild, own, seed, "wild"), labeled_gradients(self.id_train, own)
-        with self._task(tau_name(temperature), n_classes, "classes") as task:
+        with self._task(separators.tau_name(temperature), n_classes, "classes") as task:
             if own.calibration == "id-svd":
                 (wild_tau,) = tau(wild, [wild], id_train, n_classes, own, device, task)
                 (id_tau,) = tau(id_train, [id_train], id_train, n_classes, own, device)
@@ -346,13 +333,13 @@ class _Data:
 
             def scored(rows: Rows) -> Tensor:
                 outputs = outputs_of(self.classifier, method.outputs(self.classifier), rows, size, compute, task)
-                return finite(method.name, -method.score(outputs[0]))
+                return separators.finite(method.name, -method.score(outputs[0]))
 
             return scored(wild), scored(calibrating)
 
 
 def choose_score(
-    scores: Scores, ranks: tuple[np.ndarray, np.ndarray], quantile: float, experiment: Experiment
+    scores: separators.Scores, ranks: tuple[np.ndarray, np.ndarray], quantile: float, experiment: Experiment
 ) -> tuple[str, list[Trial]]:
     """The score to separate with, and the trials of all. `ranks` order the wild and the calibrating samples by content,
     so that the order of rows does not matter.
@@ -397,7 +384,7 @@ def _choice(trials: list[Trial]) -> int:
     return next((by_name[name] for name in (BLEND, COMMITTEE) if name in by_name), finds_most)
 
 
-def _diagnosed(trial: Trial, scores: Scores, is_ood: Tensor | None) -> Trial:
+def _diagnosed(trial: Trial, scores: separators.Scores, is_ood: Tensor | None) -> Trial:
     """The trial beside the truth, where it is known."""
     if is_ood is None:
         return trial
@@ -444,9 +431,8 @@ def _discoveries(calibration: Tensor, wild: Tensor, fdr: float) -> float:
 
 
 def _metrics(result: Filtered) -> dict[str, Any]:
-    errors = asdict(result.errors) if result.errors else dict.fromkeys(("err_in", "err_out", "precision"), math.nan)
-    found = result.verdict
-    metrics = {
+    found, trials = result.verdict, result.trials
+    return {
         "protocol": result.protocol,
         "score": result.candidates.score_name,
         "threshold": result.candidates.threshold,
@@ -454,26 +440,16 @@ def _metrics(result: Filtered) -> dict[str, Any]:
         "n_wild": len(result.candidates.wild_score),
         "n_calibration": len(result.candidates.calibration_score) + result.n_unscored,
         "n_id_train": result.n_id_train,
-        **_defined({**errors, **asdict(result.fit)}),
+        **(asdict(result.errors) if result.errors else dict.fromkeys(("err_in", "err_out", "precision"))),
+        **asdict(result.fit),
         "verdict": result.sentence,
-        **({"estimated": _defined({**asdict(found), "beyond": found.beyond})} if result.protocol == HELD_OUT else {}),
+        **({"estimated": {**asdict(found), "beyond": found.beyond}} if result.protocol == HELD_OUT else {}),
+        **({"notes": result.notes} if result.notes else {}),
+        **({"auto": {trial.score: _trial_metrics(trial) for trial in trials}} if trials else {}),
     }
-    if result.notes:
-        metrics["notes"] = result.notes
-    if not result.trials:
-        return metrics
-    return {**metrics, "auto": {trial.score: _trial_metrics(trial) for trial in result.trials}}
 
 
 def _trial_metrics(trial: Trial) -> dict[str, Any]:
     metrics = {key: value for key, value in vars(trial).items() if key not in ("score", "errors", "auroc")}
     known = {} if trial.errors is None else {**asdict(trial.errors), "auroc": trial.auroc}
-    return _defined({**metrics, **known})
-
-
-def _defined(metrics: dict[str, Any]) -> dict[str, Any]:
-    """With null for what JSON has no number for: ERR_in at π = 1, a drift of all samples."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in metrics.items()
-    }
+    return {**metrics, **known}

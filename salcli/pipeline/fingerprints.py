@@ -67,15 +67,10 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
             return _listing(read_from_custom(custom_paths(data["custom"][name], workspace.root)))
         return _listing(read_from(name, root)) or _locked(workspace, name)
 
-    def of_id_set() -> str:
-        """With its calibration set, which is stored in the same file."""
-        own, added = of_set(data["id"]), data["calibration"]
-        return own if added is None else _joined([own, of_set(added)])
-
-    def of_given(key: str) -> str:
-        return fingerprint(workspace.given(lookup(params, key))) if lookup(params, key) else ""
-
-    families, evaluated = method_families(), params["evaluate"]["methods"]
+    sets = {name: of_set(name) for name in (*data["ood"], *data["test_ood"], data["id"])}
+    if data["calibration"] is not None:  # stored in the file of the ID set
+        sets[data["id"]] = _joined([sets[data["id"]], of_set(data["calibration"])])
+    families, evaluated, review = method_families(), params["evaluate"]["methods"], lookup(params, "train_ood.review")
     named = [*(evaluated if isinstance(evaluated, list) else []), str(params["detector"]["method"])]
     named += [_score(params, variant) for variant in params["variant"]]
     custom = {*params["rivals"], *params["encoders"], *named} - families.keys()
@@ -86,10 +81,10 @@ def fingerprints(workspace: Workspace, params: dict[str, Any]) -> dict[str, Any]
         "methods": methods | {"sal": code_of("salcli.methods.sal")},
         "evaluated": _joined(f"{name} {methods[name]}" for name in sorted(methods)),
         "separator": {variant: _separator(params, variant, methods) for variant in params["variant"]},
-        "data": {name: of_set(name) for name in (*data["ood"], *data["test_ood"])} | {data["id"]: of_id_set()},
+        "data": sets,
         "weights": _weights(workspace, params["model"]),
         "embedder": _embedder(workspace, params, code_folder),
-        "review": of_given("train_ood.review"),
+        "review": fingerprint(workspace.given(review)) if review else "",
         "network": _custom_code(params["model"]["backbone"], code_folder),
     }
 

@@ -111,10 +111,6 @@ def wild_representation(workspace: Workspace, experiment: Experiment) -> Represe
     return RepresentationFile.open(workspace.find(experiment.wild_representation))
 
 
-def wild_holdout_representation(workspace: Workspace, experiment: Experiment) -> RepresentationFile:
-    return RepresentationFile.open(workspace.find(experiment.wild_holdout_representation))
-
-
 def known_truth(workspace: Workspace, n_wild: int, experiment: Experiment) -> Tensor | None:
     """Which wild samples are OOD; None if that is not known.
 

@@ -22,19 +22,7 @@ from salcli.data.vectors import LABEL_NAMES
 from salcli.errors import BadArtifactError, DataError, printable
 from salcli.params.schema import RECYCLE, DataParams, Params
 from salcli.progress import Progress, Silent
-from salcli.store.formats import (
-    Description,
-    WildSet,
-    read_digests,
-    read_file_names,
-    read_id_split,
-    read_samples,
-    write_id_split,
-    write_streamed_samples,
-    write_wild_holdout,
-    write_wild_set,
-    write_wild_truth,
-)
+from salcli.store import formats
 from salcli.store.layout import UNKNOWN, Artifact, Experiment, Workspace, prepared_set
 
 if TYPE_CHECKING:
@@ -100,7 +88,7 @@ def prepare_set(
             ahead = stack.enter_context(closing(one_ahead(watched)))
             arrays = embedded(name, embedder, stack.enter_context(computing_vectors(params)), ahead, task, done)
         dtype = np.dtype(np.uint8 if len(axes) == 3 else np.float32)
-        write_streamed_samples(path, (len(source), *axes), dtype, arrays, decoded.describe)
+        formats.write_streamed_samples(path, (len(source), *axes), dtype, arrays, decoded.describe)
         shutil.rmtree(done, ignore_errors=True)
     counts = {source.kind: decoded.n_kept, "classes": len(source.class_names), "skipped": len(decoded.bad)}
     return Prepared(name, counts, [path], decoded.note())
@@ -136,7 +124,7 @@ def original_images(
 ) -> list[NDArray[np.uint8] | None]:
     """Images of a set of which only features are stored, to look at; None for a file that is gone."""
     source, root = _source(workspace, params.data, prepared.name)
-    names = read_file_names(workspace.find(prepared))
+    names = formats.read_file_names(workspace.find(prepared))
     if names and source.files:  # bad images may have been skipped, so positions need not agree
         files = tuple(root / names[i] for i in index)
         source = replace(source, files=files, labels=None, is_test=None)
@@ -184,7 +172,7 @@ class _Decoded:
                 self.bad += block.bad
                 yield block
 
-    def describe(self) -> Description:
+    def describe(self) -> formats.Description:
         if self.n_kept == 0:
             raise DataError(f"{self.name}: no image could be decoded; {self.note()}")
         source = self.source.take(np.concatenate(self.kept)) if self.bad else self.source
@@ -195,7 +183,7 @@ class _Decoded:
                     f"{self.name}: no image of class {source.class_names[lost[0]]} could be decoded; {self.note()}"
                 )
         skipped = {"n_skipped": len(self.bad), "skipped": [name for name, _ in self._bad_names()[:SHOWN]]}
-        return Description(
+        return formats.Description(
             name=self.name,
             labels=source.labels,
             class_names=source.class_names,
@@ -248,11 +236,11 @@ def prepare_split(workspace: Workspace, params: DataParams, experiment: Experime
     With a calibration set from elsewhere, that is the calibration part.
     """
     found = workspace.find(prepared_set(params.id))
-    id_set = read_samples(found)
+    id_set = formats.read_samples(found)
     if id_set.labels is None:
         raise DataError(f"{params.id} has no labels, so it cannot be the ID set")
     shares, is_custom = params.id_shares.model_dump(), params.id in params.custom
-    digests, own, added = read_digests(found), np.arange(len(id_set)), np.empty(0, np.int64)
+    digests, own, added = formats.read_digests(found), np.arange(len(id_set)), np.empty(0, np.int64)
     if id_set.is_calibration is not None:
         own, added = np.flatnonzero(~id_set.is_calibration), np.flatnonzero(id_set.is_calibration)
     kept = own[first_of_each(digests[own])] if is_custom else own
@@ -273,7 +261,7 @@ def prepare_split(workspace: Workspace, params: DataParams, experiment: Experime
         note = "; ".join(filter(None, (note, _left_out(len(added) - len(new), params.calibration, params.id))))
     path = workspace.target(experiment.split)
     about = workspace.about(experiment.split, data=params.id, shares=shares, seed=experiment.seed)
-    write_id_split(path, split, about)
+    formats.write_id_split(path, split, about)
     counts = {part: len(getattr(split, part)) for part in shares}
     return Prepared(f"ID split, seed {experiment.seed}", counts, [path], note)
 
@@ -300,12 +288,12 @@ def prepare_wild(workspace: Workspace, params: DataParams, experiment: Experimen
     """Mix the wild data, hold out a share of them, and keep the rest of the OOD data for the test."""
     ood, seed, pi = experiment.ood, experiment.seed, experiment.pi
     sets = {name: workspace.find(prepared_set(name)) for name in (params.id, ood)}
-    id_set, ood_set = (read_samples(found) for found in sets.values())
+    id_set, ood_set = (formats.read_samples(found) for found in sets.values())
     check_same_shape({params.id: id_set.array.shape[1:], ood: ood_set.array.shape[1:]})
-    id_pool, pool = read_id_split(workspace.find(experiment.split)).wild, np.arange(len(ood_set))
+    id_pool, pool = formats.read_id_split(workspace.find(experiment.split)).wild, np.arange(len(ood_set))
     if params.may_hold_copies(ood):
         # twice in wild data that come as they are is twice in the wild; a test set must not have what is wild
-        pool = not_in(*(read_digests(found) for found in sets.values()), each_once=pi != UNKNOWN)
+        pool = not_in(*(formats.read_digests(found) for found in sets.values()), each_once=pi != UNKNOWN)
     if pi == UNKNOWN:
         ood_split = OodSplit(pool, np.empty(0, np.int64))
         mixture = wild_as_it_is(pool, len(id_set))
@@ -320,14 +308,16 @@ def prepare_wild(workspace: Workspace, params: DataParams, experiment: Experimen
         about["mixing"] = RECYCLE
     held_out = np.empty(0, np.int64)
     if params.wild_holdout:
-        digests = np.concatenate([read_digests(found) for found in sets.values()])[mixture.source]
+        digests = np.concatenate([formats.read_digests(found) for found in sets.values()])[mixture.source]
         mixture, held_out = hold_out(mixture, params.wild_holdout, seed, np.unique(digests, return_inverse=True)[1])
         about["wild_holdout"] = params.wild_holdout
     artifacts = experiment.wild, experiment.wild_holdout, experiment.truth
     path, holdout_path, truth_path = written = [workspace.target(artifact) for artifact in artifacts]
-    write_wild_set(path, WildSet(mixture.source, ood_split.test), workspace.about(experiment.wild, **about))
-    write_wild_holdout(holdout_path, held_out, workspace.about(experiment.wild_holdout, **about))
-    write_wild_truth(truth_path, mixture.is_ood, workspace.about(experiment.truth, **about))
+    formats.write_wild_set(
+        path, formats.WildSet(mixture.source, ood_split.test), workspace.about(experiment.wild, **about)
+    )
+    formats.write_wild_holdout(holdout_path, held_out, workspace.about(experiment.wild_holdout, **about))
+    formats.write_wild_truth(truth_path, mixture.is_ood, workspace.about(experiment.truth, **about))
     n_ood = {} if mixture.is_ood is None else {"of it OOD": int(mixture.is_ood.sum())}
     counts = {"wild": len(mixture.source), **n_ood, "held out": len(held_out), "OOD test": len(ood_split.test)}
     note = _left_out(len(ood_set) - len(pool), ood, params.id) or _recycled(mixture.source, len(id_set), params.id)

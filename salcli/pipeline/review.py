@@ -11,7 +11,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ import numpy as np
 from salcli.errors import ReviewError, check_regular, did_you_mean
 from salcli.params.schema import Params
 from salcli.pipeline.inputs import class_names, wild_file_names
-from salcli.store.files import Found, fingerprint, write_text
+from salcli.store.files import Found, fingerprint, write_csv, write_text
 from salcli.store.formats import Candidates, read_candidates
 from salcli.store.layout import Experiment, Workspace
 
 KEEP, DROP, ADD = "keep", "drop", "add"
 WORDS = (KEEP, DROP, ADD, "")  # empty: as the filter decided
-COLUMNS = ("ood", "seed", "filter", "index", "file", "score", "predicted", "decision")
 READ = ("ood", "seed", "filter", "index", "decision")  # the others are for the person
 MOST_BYTES = 1 << 28
 FORMULA = re.compile(r"^[=+\-@\t\r]")  # what a spreadsheet would take for a formula
@@ -49,6 +48,9 @@ class ReviewRow:
     score: float
     predicted: str
     decision: str
+
+
+COLUMNS = tuple(one.name for one in fields(ReviewRow))
 
 
 def rows_for_review(workspace: Workspace, params: Params, experiment: Experiment, n_below: int) -> list[ReviewRow]:
@@ -92,10 +94,9 @@ def just_below(candidates: Candidates, n: int) -> np.ndarray:
 
 def confidences(rows: Sequence[ReviewRow]) -> list[float]:
     """How many samples lie between each one and the threshold T, as a share: what is near 0 teaches most."""
-    ranked = sorted(range(len(rows)), key=lambda i: -rows[i].score)
-    n_candidates = sum(bool(row.decision) for row in rows)
-    distance = {i: abs(rank + 0.5 - n_candidates) for rank, i in enumerate(ranked)}
-    return [distance[i] / max(distance.values()) for i in range(len(rows))]
+    rank = np.argsort(np.argsort([-row.score for row in rows], kind="stable"))
+    distance = np.abs(rank + 0.5 - sum(bool(row.decision) for row in rows))
+    return list((distance / distance.max()).tolist())
 
 
 def nearest_first(rows: Sequence[ReviewRow]) -> list[ReviewRow]:
@@ -123,13 +124,8 @@ def as_cell(name: object) -> str:
 
 
 def write_review(path: Path, rows: Iterable[ReviewRow]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        names = {"ood": as_cell(row.ood), "file": as_cell(row.file), "predicted": as_cell(row.predicted)}
-        writer.writerow({**asdict(row), **names, "score": f"{row.score:.6g}"})
-    write_text(path, text.getvalue())
+    names = "ood", "file", "predicted"
+    write_csv(path, [asdict(row) | {name: as_cell(getattr(row, name)) for name in names} for row in rows], COLUMNS)
 
 
 @dataclass(frozen=True)

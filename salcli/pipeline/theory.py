@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,27 +18,13 @@ from salcli.methods.sal import TAU
 from salcli.params.schema import Params
 from salcli.pipeline.inputs import id_representation, known_truth, wild_representation
 from salcli.progress import Progress, Silent
+from salcli.sal import theory as theorems
 from salcli.sal.gradients import Gradients, Representation
 from salcli.sal.outlier_share import MixtureEstimate, estimated_share
 from salcli.sal.seeding import generator
 from salcli.sal.separation import reference_gradients, score_threshold
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
-from salcli.sal.theory import (
-    Discrepancy,
-    ErrorCurve,
-    GradientView,
-    contamination,
-    discrepancy,
-    error_curve,
-    estimated_error_curve,
-    gradient_moments,
-    mean_pairwise_distance,
-    missed_bound,
-    outlier_mean_bound,
-    printed_main_error,
-    required_discrepancy,
-)
-from salcli.store.files import read_header, write_json
+from salcli.store.files import as_json, read_header, write_json
 from salcli.store.formats import Candidates, RepresentationFile, read_candidates
 from salcli.store.layout import Experiment, Workspace
 
@@ -56,7 +41,7 @@ class Truth:
     mean_tau_id: float
     mean_tau_ood: float
     err_out: float  # of that τ at its T
-    errors: ErrorCurve  # of the filter's own scores
+    errors: theorems.ErrorCurve  # of the filter's own scores
     is_ood: Tensor
 
 
@@ -74,9 +59,9 @@ class Tau:
 class Outliers:
     """Wild gradients around ∇̄ and v (Figure 1), with the outliers on the positive side of v."""
 
-    view: GradientView
+    view: theorems.GradientView
     is_outlier: Tensor  # the truth or, where it is not known, τ > T
-    means: GradientView  # of outliers, of the others
+    means: theorems.GradientView  # of outliers, of the others
     by_truth: bool
 
 
@@ -85,13 +70,13 @@ class TheoryCheck:
     """The theorems' quantities for one experiment. `truth` is None where it is not known."""
 
     experiment: Experiment
-    held_out: Discrepancy  # Definition 2
+    held_out: theorems.Discrepancy  # Definition 2
     pairwise: float  # what the authors' code calls ζ: training data against wild data
     pairwise_id: float  # the same against held-out ID data: its value at π = 0
     mixture: MixtureEstimate
     tau: Tau
     outliers: Outliers | None  # None where the gradients do not spread
-    estimated: ErrorCurve | None  # None where the filter's calibration scores are not those of held-out data
+    estimated: theorems.ErrorCurve | None  # None where the filter's calibration scores are not those of held-out data
     truth: Truth | None
     candidates: Candidates
     written: list[Path]
@@ -104,7 +89,7 @@ class TheoryCheck:
     @property
     def required(self) -> float:
         """What ζ has to reach (Theorem 2)."""
-        return required_discrepancy(self.pi)
+        return theorems.required_discrepancy(self.pi)
 
     @property
     def condition_holds(self) -> bool:
@@ -114,7 +99,7 @@ class TheoryCheck:
     @property
     def least_mean(self) -> float:
         """Theorem 4's bound on the mean τ of wild OOD data, in the limit."""
-        return outlier_mean_bound(self.held_out.without_noise, self.pi) if self.pi > 0 else math.nan
+        return theorems.outlier_mean_bound(self.held_out.without_noise, self.pi) if self.pi > 0 else math.nan
 
     @property
     def mean_tau_ood(self) -> float:
@@ -129,9 +114,9 @@ class TheoryCheck:
         """On the ERR_out of τ: Theorem 1's δ(T) as printed, and corrected, by ζ and by the mean τ of outliers."""
         tau = self.tau
         return {
-            "printed": printed_main_error(self.least_mean, tau.largest, tau.threshold),
-            "by_zeta": missed_bound(self.least_mean, tau.largest, tau.threshold),
-            "by_mean": missed_bound(self.mean_tau_ood, tau.largest, tau.threshold),
+            "printed": theorems.printed_main_error(self.least_mean, tau.largest, tau.threshold),
+            "by_zeta": theorems.missed_bound(self.least_mean, tau.largest, tau.threshold),
+            "by_mean": theorems.missed_bound(self.mean_tau_ood, tau.largest, tau.threshold),
         }
 
     def errors_at_threshold(self, *, estimated: bool) -> tuple[float, float, float] | None:
@@ -141,7 +126,7 @@ class TheoryCheck:
             return None
         at = int(torch.searchsorted(curve.threshold, self.candidates.threshold))
         err_in, share = float(curve.err_in[at]), len(self.candidates.index) / len(self.candidates.wild_score)
-        contaminated = contamination(err_in, self.mixture.pi if estimated else self.pi, share)
+        contaminated = theorems.contamination(err_in, self.mixture.pi if estimated else self.pi, share)
         return err_in, float(curve.err_out[at]), contaminated
 
 
@@ -154,21 +139,22 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         )
     wild, found = wild_representation(workspace, experiment), workspace.find(experiment.candidates)
     candidates, filtered_with = read_candidates(found), read_header(found).about["filter"]
+    filter_score, calibration_score = map(torch.from_numpy, (candidates.wild_score, candidates.calibration_score))
     # whether the filter's calibration scores are of held-out data, treated just as the wild data are
     alike = filtered_with["labels"] == "predicted" or filtered_with["score"] != TAU
     is_held_out = filtered_with["calibration"] == "holdout" and alike
     with (progress or Silent()).task(f"theory, {experiment}", 4, "steps") as task:
-        on_held_out, on_wild = (gradient_moments(Gradients(one, one.predicted)) for one in (calibration, wild))
+        on_held_out, on_wild = (theorems.gradient_moments(Gradients(one, one.predicted)) for one in (calibration, wild))
         task.advance(1)
         known = _label_rows(id_train, id_train.label, experiment)
         pairwise, pairwise_id = (
-            mean_pairwise_distance(known, _label_rows(one, one.predicted, experiment)) for one in (wild, calibration)
+            theorems.mean_pairwise_distance(known, _label_rows(one, one.predicted, experiment))
+            for one in (wild, calibration)
         )
         task.advance(1)
         scores = _outlier_scores(id_train, calibration, wild, params.methods.of("knn").k)
         if is_held_out:
-            name = "τ" if candidates.score_name == TAU else candidates.score_name
-            scores[name] = torch.from_numpy(candidates.calibration_score), torch.from_numpy(candidates.wild_score)
+            scores["τ" if candidates.score_name == TAU else candidates.score_name] = calibration_score, filter_score
         mixture = estimated_share(scores)
         task.advance(1)
         reference = reference_gradients(Gradients(id_train, id_train.label), wild.n_classes, class_conditional=False)
@@ -181,13 +167,11 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
             largest=float(wild_tau.max()),
             threshold=score_threshold(held_out_tau, filtered_with["threshold_quantile"]),
         )
-        view = GradientView.of(G, v) if len(v) else None
+        view = theorems.GradientView.of(G, v) if len(v) else None
         task.advance(1)
-    threshold, filter_score = _thresholds(candidates), torch.from_numpy(candidates.wild_score)
-    estimated = None
+    threshold, estimated = _thresholds(candidates), None
     if is_held_out:
-        calibration_score = torch.from_numpy(candidates.calibration_score)
-        estimated = estimated_error_curve(filter_score, calibration_score, mixture.pi, threshold)
+        estimated = theorems.estimated_error_curve(filter_score, calibration_score, mixture.pi, threshold)
     is_ood = known_truth(workspace, len(wild), experiment)
     truth = None
     if is_ood is not None:
@@ -196,12 +180,12 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
             mean_tau_id=float(wild_tau[~is_ood].mean()),
             mean_tau_ood=float(wild_tau[is_ood].mean()),
             err_out=float((wild_tau[is_ood] <= tau.threshold).double().mean()),
-            errors=error_curve(filter_score, is_ood, threshold),
+            errors=theorems.error_curve(filter_score, is_ood, threshold),
             is_ood=is_ood,
         )
     result = TheoryCheck(
         experiment=experiment,
-        held_out=discrepancy(on_held_out, on_wild),
+        held_out=theorems.discrepancy(on_held_out, on_wild),
         pairwise=pairwise,
         pairwise_id=pairwise_id,
         mixture=mixture,
@@ -212,7 +196,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         candidates=candidates,
         written=[workspace.target(experiment.theory("json"))],
     )
-    write_json(result.written[0], _metrics(result))
+    write_json(result.written[0], as_json(_metrics(result)))
     return result
 
 
@@ -225,9 +209,11 @@ def _label_rows(source: RepresentationFile, label: Tensor, experiment: Experimen
     return torch.cat([chunk.dense() for chunk in gradients.chunks()])
 
 
-def _outliers(wild: CentredGradients, v: Tensor, view: GradientView, above: Tensor, is_ood: Tensor | None) -> Outliers:
+def _outliers(
+    wild: CentredGradients, v: Tensor, view: theorems.GradientView, above: Tensor, is_ood: Tensor | None
+) -> Outliers:
     is_outlier = above if is_ood is None else is_ood
-    means = GradientView.of_means(wild, v, torch.stack([is_outlier, ~is_outlier]))
+    means = theorems.GradientView.of_means(wild, v, torch.stack([is_outlier, ~is_outlier]))
     sign = -1 if means.along[0] < 0 else 1  # that of v is arbitrary
     view, means = (replace(one, along=sign * one.along) for one in (view, means))
     return Outliers(view, is_outlier, means, by_truth=is_ood is not None)
@@ -258,7 +244,7 @@ def _thresholds(candidates: Candidates) -> Tensor:
 
 def _metrics(result: TheoryCheck) -> dict[str, object]:
     truth, errors = result.truth, result.errors_at_threshold(estimated=False)
-    content = {
+    return {
         "zeta": result.held_out.zeta,
         "zeta_noise": result.held_out.noise,
         "zeta_without_noise": result.held_out.without_noise,
@@ -280,7 +266,6 @@ def _metrics(result: TheoryCheck) -> dict[str, object]:
         "errors_estimated": vars(result.estimated) if result.estimated else None,
         "gradients": _dots(result.outliers, result.experiment) if result.outliers else None,
     }
-    return {name: _as_json(value) for name, value in content.items()}
 
 
 def _dots(outliers: Outliers, experiment: Experiment) -> dict[str, object]:
@@ -295,12 +280,3 @@ def _dots(outliers: Outliers, experiment: Experiment) -> dict[str, object]:
         "means": {"along": means.along, "across": means.across, "angle": means.angle},
         "by_truth": outliers.by_truth,
     }
-
-
-def _as_json(value: Any) -> Any:
-    """Tensors as lists, and None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _as_json(one) for name, one in value.items()}
-    if isinstance(value, Tensor | list):
-        return [_as_json(one) for one in (value.tolist() if isinstance(value, Tensor) else value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

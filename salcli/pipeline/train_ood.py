@@ -34,11 +34,11 @@ class TrainedNetwork:
     method: str
     label: str
     experiment: Experiment
-    n_outliers: int | None  # what counted as outliers: candidates, or all wild samples; None for encoders
     last_epochs: dict[str, Epoch]  # by phase
-    train_accuracy: float | None  # of a method whose curve does not show it
-    test_accuracy: float | None
     written: list[Path]
+    n_outliers: int | None = None  # what counted as outliers: candidates, or all wild samples; None for encoders
+    train_accuracy: float | None = None  # of a method whose curve does not show it
+    test_accuracy: float | None = None
 
 
 def run(
@@ -93,10 +93,8 @@ def run(
         is_head_alone = not rival and params.train_ood.solver == LBFGS
         is_accuracy = len(curves) == 1 and "" in curves and not is_head_alone
         train_accuracy = None if is_accuracy else job.accuracy_of(trained, training)
-        written = job.write(trained, curves)
-    last = {phase: curve[-1] for phase, curve in curves.items()}
-    label = method.label if rival else name
-    return TrainedNetwork(name, label, experiment, settings["n_outliers"], last, train_accuracy, None, written)
+        label, n_outliers = method.label if rival else name, settings["n_outliers"]
+        return job.written(trained, curves, label, n_outliers=n_outliers, train_accuracy=train_accuracy)
 
 
 def run_encoder(
@@ -119,9 +117,7 @@ def run_encoder(
         job = _Job(workspace, params, seed_only, method, encoder, start, settings, artifacts)
         trained, curves = job.run()
         test_accuracy = job.accuracy_of(trained, test)
-        written = job.write(trained, curves)
-    last = {phase: curve[-1] for phase, curve in curves.items()}
-    return TrainedNetwork(encoder, method.label, seed_only, None, last, None, test_accuracy, written)
+        return job.written(trained, curves, method.label, test_accuracy=test_accuracy)
 
 
 @dataclass(frozen=True)
@@ -172,10 +168,13 @@ class _Job:
             except StopIteration as finished:
                 return finished.value, curves
 
-    def write(self, network: Classifier, curves: dict[str, list[Epoch]]) -> list[Path]:
+    def written(self, network: Classifier, curves: dict[str, list[Epoch]], label: str, **known: Any) -> TrainedNetwork:
+        """Write the network and its curve."""
         written = [self.workspace.target(artifact) for artifact in self.artifacts]
+        last = {phase: curve[-1] for phase, curve in curves.items()}
+        result = TrainedNetwork(self.name, label, self.experiment, last, written, **known)
         if not self.start.compute.processes.is_main:
-            return written
+            return result
         write_network(written[0], network, self.about())
         rows, n_before = [], 0
         for phase, curve in curves.items():  # one axis for a plot
@@ -187,7 +186,7 @@ class _Job:
         write_csv(written[1], rows)
         for phase in curves:
             self._state(phase).unlink(missing_ok=True)
-        return written
+        return result
 
     def accuracy_of(self, network: Classifier, samples: LabeledRows) -> float:
         with self.start.progress.task("accuracy", len(samples), "samples") as task:

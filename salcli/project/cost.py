@@ -105,7 +105,9 @@ def estimated_work(params: Mapping[str, Any], sizes: Mapping[str, SetSize] | Non
 
     data, methods = params["data"], params["methods"]
     shares, rivals, encoders = data["id_shares"], params["rivals"], params["encoders"]
-    n_id, n_id_test = _id_sizes(size(data["id"]), shares["test"])
+    id_set, is_official = size(data["id"]), isinstance(shares["test"], str)
+    n_id = id_set.n_for_training if is_official else id_set.n_images  # what the other shares are shares of
+    n_id_test = id_set.n_test if is_official else shares["test"] * n_id
     n_train = shares["train"] * n_id
     n_fine_tuned = len(params["variants"]) + sum(rival != STEP for rival in rivals)  # by the schedule of train_ood
     n_networks = 1 + len(params["variants"]) + len(rivals) + len(encoders)
@@ -123,19 +125,15 @@ def estimated_work(params: Mapping[str, Any], sizes: Mapping[str, SetSize] | Non
         n_unseen = sum(size(name).n_test or size(name).n_images for name in data["test_ood"] if name != ood)
         for pi in data["pi"]:
             n_pool, n_ood_test = _ood_sizes(size(ood), pi, data["ood_wild_share"])
-            n_wild = _wild_size(float("inf") if data["mixing"] == "recycle" else shares["wild"] * n_id, n_pool, pi)
+            # the largest mixture with a share pi of OOD data; all of the OOD set where pi is unknown
+            n_id_pool, n_wild = float("inf") if data["mixing"] == "recycle" else shares["wild"] * n_id, n_pool
+            if not isinstance(pi, str) and pi < 1:
+                n_wild = min(n_id_pool / (1 - pi), n_pool / pi)
             trained += n_fine_tuned * 2 * n_train * params["train_ood"]["epochs"]
             passed += n_wild + n_networks * (n_id_test + n_ood_test + n_unseen)
             if STEP in rivals:
                 trained += 2 * (n_train + n_wild) * methods[STEP]["epochs"]
     return Work(trained * len(params["seeds"]), passed * len(params["seeds"]))
-
-
-def _id_sizes(source: SetSize | DataSet, test_share: float | str) -> tuple[float, float]:
-    """What the other shares are shares of, and the test set."""
-    if isinstance(test_share, str):
-        return source.n_for_training, source.n_test
-    return source.n_images, test_share * source.n_images
 
 
 def _ood_sizes(source: SetSize | DataSet, pi: float | str, wild_share: float) -> tuple[float, float]:
@@ -145,13 +143,6 @@ def _ood_sizes(source: SetSize | DataSet, pi: float | str, wild_share: float) ->
     if source.n_test:
         return source.n_for_training, source.n_test
     return wild_share * source.n_images, (1 - wild_share) * source.n_images
-
-
-def _wild_size(n_id: float, n_ood: float, pi: float | str) -> float:
-    """The largest mixture with a share pi of OOD data; all of the OOD set where pi is unknown."""
-    if isinstance(pi, str):
-        return n_ood
-    return n_ood if pi == 1 else min(n_id / (1 - pi), n_ood / pi)
 
 
 # --- time

@@ -6,6 +6,7 @@ networks that are trained on images.
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -42,14 +43,7 @@ from salcli.models.pretrained import (
     load_pretrained,
 )
 from salcli.progress import Silent
-from salcli.project.cost import (
-    SetSize,
-    estimated_work,
-    n_processes,
-    n_separations,
-    seconds_each,
-    start_up_seconds,
-)
+from salcli.project.cost import SetSize, estimated_work, n_processes, n_separations, seconds_each, start_up_seconds
 from salcli.project.looking import CustomData
 
 SIZES = (8, 16, 28, 32, 64, 96, 128, 224)
@@ -307,15 +301,13 @@ class Bench:
         given = self._given(code, weights, channels)
         return Network(backbone, why, size, channels, head, is_trained=is_trained, notes=tuple(notes), **given)
 
-    def _first_that_works(self, backbone: str, size: int, channels: Sequence[int]) -> tuple[str | None, int]:
+    def _first_that_works(self, backbone: str, size: int, possible: Sequence[int]) -> tuple[str | None, int]:
         """The head, and the first number of channels that the network takes."""
-        first, *others = channels
-        try:
-            return self._head(backbone, first, size), first
-        except ModelError:
-            if not others:
-                raise
-            return self._first_that_works(backbone, size, others)
+        *others, last = possible
+        for channels in others:
+            with suppress(ModelError):
+                return self._head(backbone, channels, size), channels
+        return self._head(backbone, last, size), last
 
     def _head(self, backbone: str, channels: int, size: int) -> str | None:
         head = self.options.head

@@ -20,14 +20,7 @@ from salcli.params.schema import validated
 from salcli.progress import Progress
 from salcli.project.cost import shown_time
 from salcli.project.looking import CustomData, look_at_data
-from salcli.project.networks import (
-    SMALL,
-    Bench,
-    Network,
-    NetworkOptions,
-    as_written,
-    image_size,
-)
+from salcli.project.networks import SMALL, Bench, Network, NetworkOptions, as_written, image_size
 
 MANY = 1_000  # ID images, from which on a tenth is enough for calibration
 ENOUGH_FOR_A_THRESHOLD = 500  # calibration samples, where linear heads need few samples for training
@@ -97,9 +90,7 @@ def plan_project(
     seconds, measured = bench.seconds(params, network)
     choices = [
         _split_choice(data, shares, n_train, n_calibration),
-        _input_choice(data, network),
-        *_columns_choice(data),
-        _network_choice(network),
+        *_input_choices(data, network),
         *_training_choices(values, network, n_train, data.kind, has_gpu=has_gpu),
         Choice("time", shown_time(seconds), f"all stages together; measured here: {measured}"),
     ]
@@ -175,6 +166,8 @@ def _values(
             f"{data.wild.name} has {n_wild} {data.kind} that are not labeled data; wild data are a mixture of at least "
             f"{FEWEST_WILD}, better of hundreds"
         )
+    of_network = {key: getattr(network, key) for key in ("head", "weights", "mean", "std")}
+    of_network |= {"code": None if network.code == "." else network.code, "frozen": True if network.embedder else None}
     return {
         "seeds": [0],
         "variants": ["sal-auto", "sal"],  # the first is the detector unless another method is surely better
@@ -190,23 +183,13 @@ def _values(
         "data.wild_holdout": 0.2 if n_wild >= ENOUGH_TO_HOLD_OUT else 0,
         "detector.method": "auto",
         **{f"data.id_shares.{part}": share for part, share in shares.items()},
-        **_network_values(network),
+        "model.backbone": network.backbone,
+        **{f"model.{key}": value for key, value in of_network.items() if value is not None},
         "train_id.batch_size": batch,
         "train_ood.batch_size": batch,
         "methods.knn.k": max(1, min(50, n_train // 2)),
         **(LINEAR_VALUES if network.is_linear else _training_values(network, n_train, batch, has_gpu=has_gpu)),
     }
-
-
-def _network_values(network: Network) -> dict[str, Any]:
-    values: dict[str, Any] = {"model.backbone": network.backbone}
-    given = {"head": network.head, "weights": network.weights, "mean": network.mean, "std": network.std}
-    values |= {f"model.{key}": value for key, value in given.items() if value is not None}
-    if network.code != ".":
-        values["model.code"] = network.code
-    if network.embedder is not None:
-        values["model.frozen"] = True
-    return values
 
 
 def _training_values(network: Network, n_train: int, batch: int, *, has_gpu: bool) -> dict[str, Any]:
@@ -245,34 +228,27 @@ def _split_choice(data: CustomData, shares: Mapping[str, float | str], n_train: 
     return Choice("split", f"train {float(shares['train']):.0%}, calibration {calibration}, test {test}", why)
 
 
-def _input_choice(data: CustomData, network: Network) -> Choice:
+def _input_choices(data: CustomData, network: Network) -> list[Choice]:
+    """What the samples are, which columns of their files hold what, and the network that takes them."""
     if data.is_vectors:
-        n = data.id.n_dimensions
-        return Choice("vectors", f"{n:,} dimensions", "standardized with the ID training data's mean and std")
-    if network.embedder is not None:
+        what, shown = "vectors", f"{data.id.n_dimensions:,} dimensions"
+        why = "standardized with the ID training data's mean and std"
+    elif network.embedder is not None:
         expected = network.embedder.spec.preprocessing
-        shown = f"shorter side to {expected.resize}, then {expected.crop} × {expected.crop}"
-        why = "as you set it" if network.image_size else "what its weights were trained with"
-        return Choice("images", shown, f"{why}; embedded once")
-    assert data.id.look is not None
-    size, side = network.image_size or 0, data.id.look.median_side
-    if image_size(side) == size:
-        why = f"median of the shorter sides: {side} pixels"
+        what, shown = "images", f"shorter side to {expected.resize}, then {expected.crop} × {expected.crop}"
+        why = f"{'as you set it' if network.image_size else 'what its weights were trained with'}; embedded once"
     else:
+        assert data.id.look is not None
+        size, channels, side = network.image_size or 0, network.channels or 0, data.id.look.median_side
+        what, shown = "images", f"{size} × {size}, {channels} channel{'s' * (channels > 1)}"
         why = "what its weights were trained with" if network.weights == PRETRAINED else "as you set it"
-    channels = network.channels or 0
-    return Choice("images", f"{size} × {size}, {channels} channel{'s' * (channels > 1)}", why)
-
-
-def _columns_choice(data: CustomData) -> list[Choice]:
-    """Which columns of their files hold what."""
+        if image_size(side) == size:
+            why = f"median of the shorter sides: {side} pixels"
     labeled, wild = data.id.source.columns, data.wild.source.columns
-    return [Choice("columns", labeled, f"{data.wild.name}: {wild}" if wild else "")] if labeled else []
-
-
-def _network_choice(network: Network) -> Choice:
+    columns = [Choice("columns", labeled, f"{data.wild.name}: {wild}" if wild else "")] if labeled else []
+    named = f"{network.backbone}{', frozen' if network.embedder else ''}"
     head = f", head {network.head}" if network.head else ""
-    return Choice("network", f"{network.backbone}{', frozen' if network.embedder else ''}{head}", network.why)
+    return [Choice(what, shown, why), *columns, Choice("network", f"{named}{head}", network.why)]
 
 
 def _training_choices(

@@ -27,7 +27,9 @@ class Verified:
 
 def verify(root: Path, progress: Progress | None = None) -> Verified:
     """Read every file that stages wrote, and compare it with its checksum."""
-    expected = _of_dvc(root / "dvc.lock")
+    lock = root / "dvc.lock"
+    stages = read_yaml(lock).get("stages", {}).values() if lock.exists() else ()
+    expected = {str(out["path"]): str(out.get("md5", "")) for stage in stages for out in stage.get("outs", ())}
     files = sorted(path for folder in FOLDERS for path in _files_below(root / folder) if not path.name.startswith("."))
     if not files and not expected:
         raise MissingArtifactError(
@@ -63,9 +65,3 @@ def _files_below(folder: Path) -> Iterator[Path]:
             check_regular(path)
             if path.exists():  # no broken link
                 yield path
-
-
-def _of_dvc(lock: Path) -> dict[str, str]:
-    """The MD5 of every file that DVC knows."""
-    stages = read_yaml(lock).get("stages", {}).values() if lock.exists() else ()
-    return {str(out["path"]): str(out.get("md5", "")) for stage in stages for out in stage.get("outs", ())}

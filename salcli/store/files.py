@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,6 +157,17 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def as_json(value: Any) -> Any:
+    """Arrays and tensors as lists, and None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: as_json(one) for name, one in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

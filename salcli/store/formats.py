@@ -491,7 +491,3 @@ class ResumePoint:
         torch.save({"config": self._settings, "state": state}, content)
         with atomic_path(self._path) as partial:
             partial.write_bytes(hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
-
-    def clear(self) -> None:
-        """The training is complete."""
-        self._path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ The only module that knows paths: DVC's pipeline (dvc.yaml) names the same ones,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -246,16 +246,13 @@ class Workspace:
 
     def about(self, artifact: Artifact, **how: Any) -> dict[str, Any]:
         """What to store in a new artifact: how it was made, and the fingerprints of its roots."""
-        return {**how, "made_from": self._lineage(artifact.roots)}
+        return {**how, "made_from": {root.name: fingerprint(self.find(root).path) for root in artifact.roots}}
 
     def _existing(self, artifact: Artifact) -> tuple[Path, bool]:
         in_scratch = self.root / SCRATCH / artifact.path
         if self.scratch and in_scratch.exists():
             return in_scratch, True
         return self.root / artifact.path, False
-
-    def _lineage(self, roots: Iterable[Artifact]) -> dict[str, str]:
-        return {root.name: fingerprint(self.find(root).path) for root in roots}
 
     def _check_lineage(self, found: Found, artifact: Artifact) -> None:
         recorded = read_header(found).about.get("made_from", {})
