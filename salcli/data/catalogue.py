@@ -186,6 +186,9 @@ def _openood(
     )  # fmt: skip
 
 
+DTD = "https://www.robots.ox.ac.uk/~vgg/data/dtd/"
+HOUSE_NUMBERS = "http://ufldl.stanford.edu/housenumbers/"
+PLACES = "http://data.csail.mit.edu/places/places365/"
 IMAGENET = ("research only", "https://image-net.org")
 IMAGENET_FOLDERS = ("images_largescale/imagenet_1k/train", "images_largescale/imagenet_1k/val")
 DIGITS = ("8×8 gray", "CC BY 4.0", "https://archive.ics.uci.edu/dataset/80")
@@ -240,38 +243,25 @@ DATA_SETS = {
         ),
         DataSet(
             "svhn", "Street View House Numbers, cropped digits", "both", 99_289, "32×32", "non-commercial",
-            "http://ufldl.stanford.edu/housenumbers/", readers.svhn,
-            files=tuple(
-                _remote("http://ufldl.stanford.edu/housenumbers/", name, md5, n_bytes)
-                for name, md5, n_bytes in (
-                    (readers.SVHN[0], "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
-                    (readers.SVHN[1], "eb5a983be6a315427106f1b164d9cef3", 64_275_384),
-                )
+            HOUSE_NUMBERS, readers.svhn,
+            files=(
+                _remote(HOUSE_NUMBERS, readers.SVHN[0], "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
+                _remote(HOUSE_NUMBERS, readers.SVHN[1], "eb5a983be6a315427106f1b164d9cef3", 64_275_384),
             ),
-            provides=readers.SVHN,
-            n_test=26_032,
+            provides=readers.SVHN, n_test=26_032,
         ),
         DataSet(
             "textures", "Describable Textures (DTD)", "ood", 5_640, "300–640", "research only",
-            "https://www.robots.ox.ac.uk/~vgg/data/dtd/", _pictures("textures", "dtd/dtd/images"),
-            files=(
-                _remote(
-                    "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/", "dtd-r1.0.1.tar.gz",
-                    "fff73e5086ae6bdbea199a49dfb8a4c1", 625_239_812,
-                ),
-            ),
-            folder="dtd",
-            provides=("dtd/dtd/images/",),
+            DTD, _pictures("textures", "dtd/dtd/images"),
+            files=(_remote(f"{DTD}download/", "dtd-r1.0.1.tar.gz", "fff73e5086ae6bdbea199a49dfb8a4c1", 625_239_812),),
+            folder="dtd", provides=("dtd/dtd/images/",),
         ),
         DataSet(
             "places365", "Places365, 10,000 of its 36,500 validation images", "ood", 10_000, "256×256", "research only",
             "http://places2.csail.mit.edu", readers.places365,
-            files=tuple(
-                _remote("http://data.csail.mit.edu/places/places365/", name, md5, n_bytes)
-                for name, md5, n_bytes in (
-                    ("filelist_places365-standard.tar", "35a0585fee1fa656440f3ab298f8479c", 67_000_000),
-                    ("val_256.tar", "e27b17d8d44f4af9a78502beb927f808", 525_000_000),
-                )
+            files=(
+                _remote(PLACES, "filelist_places365-standard.tar", "35a0585fee1fa656440f3ab298f8479c", 67_000_000),
+                _remote(PLACES, "val_256.tar", "e27b17d8d44f4af9a78502beb927f808", 525_000_000),
             ),
             provides=(f"{readers.PLACES}/",),  # the lists only name the classes, which an OOD set does not need
         ),
@@ -287,13 +277,10 @@ DATA_SETS = {
               "kp3my3412u5k9rl", "0f9ff11d45babf2eff5fe12281d1ac31"),
         DataSet(
             "300k-random", "300K Random Images, of the 80 Million Tiny Images that their authors withdrew",
-            "ood", 300_000, "32×32", NOT_STATED,
-            "https://github.com/hendrycks/outlier-exposure", readers.random_images,
+            "ood", 300_000, "32×32", NOT_STATED, "https://github.com/hendrycks/outlier-exposure", readers.random_images,
             files=(
-                _remote(
-                    "https://people.eecs.berkeley.edu/~hendrycks/", readers.RANDOM_IMAGES,
-                    "64ca64357de98351f28454274a112dc3", 921_600_128,
-                ),
+                _remote("https://people.eecs.berkeley.edu/~hendrycks/", readers.RANDOM_IMAGES,
+                        "64ca64357de98351f28454274a112dc3", 921_600_128),
             ),
             provides=(readers.RANDOM_IMAGES,),
         ),
@@ -320,7 +307,7 @@ DATA_SETS = {
         ),
         _openood(
             "textures-openood", "DTD without four classes that ImageNet has", "ood", 5_160, "research only",
-            "https://www.robots.ox.ac.uk/~vgg/data/dtd/", ("images_classic/texture",), "imagenet/test_textures.txt",
+            DTD, ("images_classic/texture",), "imagenet/test_textures.txt",
         ),
         _openood(
             "openimage-o", "OpenImage-O, photos of no ImageNet class", "ood", 15_869, "CC BY 2.0",

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,9 @@ class Source:
     columns: str = ""  # which columns of a file hold what, for messages
     is_calibration: NDArray[np.bool_] | None = None  # n, of ID data that a calibration set was added to
 
+    # What has one entry for each sample, besides the columns of `shown`
+    PER_SAMPLE: ClassVar = ("files", "array", "labels", "is_test", "row_ids", "is_calibration")
+
     def __len__(self) -> int:
         return len(self.files) if self.array is None else len(self.array)
 
@@ -76,19 +80,13 @@ class Source:
     def take(self, index: NDArray[np.int64]) -> Self:
         """Some of the samples, in the given order."""
 
-        def some(cells: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(cells[i] for i in index) if cells else ()
+        def some(cells: Any) -> Any:
+            if isinstance(cells, tuple):
+                return tuple(cells[i] for i in index) if cells else ()
+            return None if cells is None else cells[index]
 
-        return replace(
-            self,
-            files=some(self.files),
-            array=None if self.array is None else self.array[index],
-            labels=None if self.labels is None else self.labels[index],
-            is_test=None if self.is_test is None else self.is_test[index],
-            is_calibration=None if self.is_calibration is None else self.is_calibration[index],
-            row_ids=some(self.row_ids),
-            shown={name: some(cells) for name, cells in self.shown.items()},
-        )
+        shown = {name: some(cells) for name, cells in self.shown.items()}
+        return replace(self, shown=shown, **{name: some(getattr(self, name)) for name in self.PER_SAMPLE})
 
     def unlabeled(self) -> Self:
         """The same samples, for use as OOD data."""
@@ -173,19 +171,14 @@ def _differs(one: Source, other: Source) -> str:
 
 
 def _end_to_end(parts: Sequence[Source]) -> Source:
-    def chained(arrays: list[NDArray[Any] | None]) -> NDArray[Any] | None:
-        given = [array for array in arrays if array is not None]
-        return np.concatenate(given) if len(given) == len(arrays) else None
+    def chained(cells: list[Any]) -> Any:
+        if isinstance(cells[0], tuple):
+            return tuple(chain.from_iterable(cells))
+        return None if any(one is None for one in cells) else np.concatenate(cells)
 
-    return replace(
-        parts[0],
-        files=tuple(path for part in parts for path in part.files),
-        array=chained([part.array for part in parts]),
-        labels=chained([part.labels for part in parts]),
-        is_test=chained([part.is_test for part in parts]),
-        row_ids=tuple(row_id for part in parts for row_id in part.row_ids),
-        shown={name: tuple(cell for part in parts for cell in part.shown[name]) for name in parts[0].shown},
-    )
+    shown = {name: chained([part.shown[name] for part in parts]) for name in parts[0].shown}
+    whole = {name: chained([getattr(part, name) for part in parts]) for name in Source.PER_SAMPLE}
+    return replace(parts[0], shown=shown, **whole)
 
 
 def numbered(labels: Sequence[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
