@@ -33,7 +33,7 @@ from salcli.errors import ParamsError, SalError, unknown_name
 from salcli.models.custom import import_object
 from salcli.models.network import AsGiven, Classifier, NetworkSpec
 from salcli.progress import Progress, Silent
-from salcli.sal.gradients import Representation, RepresentationSource
+from salcli.sal.gradients import Representation, RepresentationSource, of_each_sample
 from salcli.sal.seeding import derived_seed
 from salcli.sal.separation import CPU
 
@@ -249,9 +249,7 @@ class PostHoc(Method):
 
     def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
         """Of all samples of a source, chunk by chunk."""
-        score = self.score_training_samples if fitted_on else self.score
-        parts = [score(chunk).double() for chunk in source.chunks()]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        return of_each_sample(source, self.score_training_samples if fitted_on else self.score)
 
 
 class InputScore(Method):

@@ -9,11 +9,9 @@ scores and such a regression: the one is robust where outliers are few, the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from threading import Barrier
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from torch import Tensor
 from salcli.errors import ParamsError, ThresholdError
 from salcli.methods.base import Known, PostHoc, below, built_in, method
 from salcli.methods.sal import SOFTENED, TAU, FilterParams, OutlierDirections, known_tau
-from salcli.sal.gradients import Representation, RepresentationSource
+from salcli.sal.gradients import Representation, RepresentationSource, of_each_sample
 from salcli.sal.seeding import derived_seed, generator
 from salcli.sal.verdict import N_RESAMPLES, NormalQuantiles, partial_excess, resampled_excess
 
@@ -36,6 +34,8 @@ STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # from the strongest penalty on
 SURE_OF_PENALTY = 0.8  # share of resamples in which a weaker penalty must find more
 BLENDED = 0.4  # the weight of the regression in a blend; the mean of all scores has the rest
 COMMITTEE_SCALE = 10.0  # a column this much larger is penalized by the square of it less
+# of L-BFGS: the accuracy of scikit-learn's LogisticRegression
+ACCURACY = {"maxiter": 300, "maxls": 50, "gtol": 1e-4, "ftol": 64 * np.finfo(float).eps}
 MOST_SAMPLES = 100_000  # of a side that a model is fitted to
 MOST_NUMBERS = 40_000_000  # in the matrix of one side: 320 MB
 Scores = Mapping[str, tuple[Tensor, Tensor]]  # outlier scores of wild and of held-out ID data, by name
@@ -195,14 +195,16 @@ class Committee(Combined):
 def ranks_by_content(source: RepresentationSource, seed: int) -> NDArray[np.int64]:
     """A random order of the samples that depends on their features and logits, not on their rows. Equal samples tie."""
     seed = derived_seed(seed, "order by content")
-    parts = [np.zeros(0, np.uint64)]
-    for chunk in source.chunks():
+
+    def mixed(chunk: Representation) -> Tensor:
         bits = torch.cat([chunk.feature.float(), chunk.logits.float()], dim=1).numpy().view(np.uint32).astype(np.uint64)
         factor = np.random.default_rng(seed).integers(2**64 - 1, size=bits.shape[1], dtype=np.uint64) | np.uint64(1)
-        mixed = (bits * factor).sum(axis=1, dtype=np.uint64)
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)  # the low bits must depend on all
-        parts.append(mixed ^ (mixed >> np.uint64(32)))
-    return np.unique(np.concatenate(parts), return_inverse=True)[1].astype(np.int64)
+        found = (bits * factor).sum(axis=1, dtype=np.uint64)
+        found = (found ^ (found >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)  # the low bits must depend on all
+        return torch.from_numpy((found ^ (found >> np.uint64(32))).view(np.int64))
+
+    content = of_each_sample(source, mixed, torch.int64).numpy().view(np.uint64)
+    return np.unique(content, return_inverse=True)[1].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -378,6 +380,8 @@ def _models(
     Wild samples come first. Each model has seen some rows; all of them are fitted together, because one product with a
     matrix that does not fit in the caches costs hardly less than several. The matrix is centred in place.
     """
+    from scipy.optimize import minimize  # slow to load, and most scores do without it
+
     is_wild = np.arange(len(matrix)) < n_wild
     centre = matrix.mean(axis=0)
     matrix -= centre
@@ -395,67 +399,27 @@ def _models(
     for strength in strengths:
         penalty = 1 / (strength * n_counted)
 
-        def objective(parameters: NDArray[np.float64], penalty: NDArray[np.float64] = penalty) -> Any:
+        def objective(flat: NDArray[np.float64], penalty: NDArray[np.float64] = penalty) -> Any:
+            """The sum of all objectives, which share no parameter, and its gradient."""
+            parameters = flat.reshape(len(seen), -1)
             weight = parameters[:, :-1] / spread
             logits = weight @ matrix.T + (parameters[:, -1:] - (weight * mean).sum(axis=1)[:, None])
             softplus = np.logaddexp(0, logits)
-            loss = (share * (softplus - is_wild * logits)).sum(axis=1)
+            loss = (share * (softplus - is_wild * logits)).sum()
             residual = share * (np.exp(logits - softplus) - is_wild)
             total = residual.sum(axis=1)[:, None]
             slope = (residual @ matrix - total * mean) / spread + penalty * parameters[:, :-1]
-            loss += 0.5 * (penalty * parameters[:, :-1] ** 2).sum(axis=1)
-            return loss, np.concatenate([slope, total], axis=1)
+            loss += 0.5 * (penalty * parameters[:, :-1] ** 2).sum()
+            return loss, np.concatenate([slope, total], axis=1).ravel()
 
-        parameters = _minimized(objective, parameters)
+        fitted = minimize(objective, parameters.ravel(), jac=True, method="L-BFGS-B", options=ACCURACY)
+        parameters = fitted.x.reshape(parameters.shape)
         weight = parameters[:, :-1] / spread
         outputs = [own @ matrix[n_wild:][rows].T for own, rows in zip(weight, seen[:, n_wild:], strict=True)]
         scale = np.array([[float(output.std()) or 1.0] for output in outputs])
         offset = -np.array([[output.mean()] for output in outputs]) - weight @ centre[:, None]
         found.append(np.concatenate([weight, offset], axis=1) / scale)
     return np.stack(found, axis=1)
-
-
-def _minimized(
-    objective: Callable[[NDArray[np.float64]], tuple[NDArray[np.float64], NDArray[np.float64]]],
-    start: Float[np.ndarray, "f p"],
-) -> Float[np.ndarray, "f p"]:
-    """The minimum of every function, by L-BFGS to the accuracy of scikit-learn's LogisticRegression.
-
-    `objective` has the values and slopes of all functions, each at its own point. One thread for each function asks and
-    waits for all others, so that one call answers all of them.
-    """
-    from scipy.optimize import minimize  # slow to load, and most scores do without it
-
-    points, is_done = start.copy(), np.zeros(len(start), bool)
-    answer: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
-
-    def ask_all() -> None:
-        nonlocal answer
-        answer = None if is_done.all() else objective(points)
-
-    everyone = Barrier(len(start), ask_all)
-
-    def ask(own: int, point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        points[own] = point
-        everyone.wait()
-        assert answer is not None
-        return float(answer[0][own]), answer[1][own]
-
-    def run(own: int) -> NDArray[np.float64]:
-        options = {"maxiter": 300, "maxls": 50, "gtol": 1e-4, "ftol": 64 * np.finfo(float).eps}
-        try:
-            found = minimize(partial(ask, own), start[own], jac=True, method="L-BFGS-B", options=options).x
-            points[own], is_done[own] = found, True
-            everyone.wait()
-            while answer is not None:  # others go on
-                everyone.wait()
-        except BaseException:
-            everyone.abort()  # or they would wait forever
-            raise
-        return np.asarray(found)
-
-    with ThreadPoolExecutor(len(start)) as threads:
-        return np.stack([*threads.map(run, range(len(start)))])
 
 
 def _out_of_fold(side: Side, models: Sequence[Float[np.ndarray, "s c"]]) -> Float[Tensor, "s n"]:

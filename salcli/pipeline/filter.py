@@ -44,6 +44,7 @@ from salcli.pipeline.inputs import (
     wild_samples,
 )
 from salcli.progress import Progress, Silent, Task
+from salcli.sal.gradients import of_each_sample
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.outlier_share import DRIFT, drift_of
 from salcli.sal.seeding import generator
@@ -71,9 +72,9 @@ class IdFit:
 
     @classmethod
     def of(cls, id_train: RepresentationFile, calibration: RepresentationFile) -> IdFit:
-        losses = [cross_entropy(chunk.logits.double(), chunk.label, reduction="sum") for chunk in id_train.chunks()]
+        losses = of_each_sample(id_train, lambda x: cross_entropy(x.logits.double(), x.label, reduction="none"))
         accuracies = (float((one.predicted == one.label).double().mean()) for one in (id_train, calibration))
-        return cls(float(sum(losses)) / len(id_train), *accuracies)
+        return cls(float(losses.mean()), *accuracies)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -73,6 +73,20 @@ class RepresentationSource(Protocol):
     def take(self, rows: Int[Tensor, " m"]) -> RepresentationSource:
         """Some samples, in rising order; in memory where they are few."""
         ...
+
+
+def of_each_sample(
+    source: RepresentationSource, compute: Callable[[Representation], Tensor], dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """What `compute` gives for each sample of a source, chunk by chunk.
+
+    Written into one tensor: many small ones between the chunks would keep the memory of chunks from being used again.
+    """
+    found, start = torch.empty(len(source), dtype=dtype), 0
+    for chunk in source.chunks():
+        found[start : start + len(chunk)] = compute(chunk)
+        start += len(chunk)
+    return found
 
 
 @dataclass(frozen=True)

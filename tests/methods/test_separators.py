@@ -125,12 +125,12 @@ def test_all_folds_are_fitted_together_as_scikit_learn_fits_each() -> None:
         spread = np.where(np.arange(n_columns) == 5, 1.0, own.std(axis=0)) / ([1] * 11 + [separators.COMMITTEE_SCALE])
         scaled = (own - own.mean(axis=0)) / spread
         weight = (~label).sum() / np.where(label, label.sum(), (~label).sum())
-        model = LogisticRegression(warm_start=True, max_iter=300)
+        model = LogisticRegression(tol=1e-8, max_iter=10_000)  # the optimum; ours stops at a gradient of 1e-4
         for i, strength in enumerate((1e-3, 0.1)):
             model.set_params(C=strength).fit(scaled, label, sample_weight=weight)
             output = scaled @ model.coef_[0]
             expected = (output - output[~label].mean()) / output[~label].std()
-            np.testing.assert_allclose(own @ found[k, i, :-1] + found[k, i, -1], expected, atol=1e-6)
+            np.testing.assert_allclose(own @ found[k, i, :-1] + found[k, i, -1], expected, atol=2e-3)
 
 
 def test_neither_the_order_of_rows_nor_the_chunk_matters() -> None:
