@@ -139,16 +139,12 @@ def _mnist(
     )  # fmt: skip
 
 
-def _pictures(name: str, folder: str, fit: Fit = "resize") -> Callable[[Path], Source]:
-    """Read all images below a folder."""
-
-    def read(root: Path) -> Source:
-        found = image_files(root / folder)
-        if not found:
-            raise DataError(f"{root / folder} holds no images; get them again: salcli data fetch {name}")
-        return Source(found, fit=fit)
-
-    return read
+def _pictures(folder: Path, name: str, fit: Fit = "resize") -> Source:
+    """All images below a folder."""
+    found = image_files(folder)
+    if not found:
+        raise DataError(f"{folder} holds no images; get them again: salcli data fetch {name}")
+    return Source(found, fit=fit)
 
 
 def _odin(name: str, title: str, n_images: int, folder: str, share: str, md5: str, fit: Fit = "resize") -> DataSet:
@@ -159,7 +155,7 @@ def _odin(name: str, title: str, n_images: int, folder: str, share: str, md5: st
     """
     return DataSet(
         name, title, "ood", n_images, "32×32", NOT_STATED, "https://github.com/facebookresearch/odin",
-        _pictures(name, folder, fit),
+        lambda root: _pictures(root / folder, name, fit),
         files=(_remote(f"https://www.dropbox.com/s/raw/{share}/", f"{folder}.tar.gz", md5),),
         provides=(f"{folder}/",),
     )  # fmt: skip
@@ -252,7 +248,7 @@ DATA_SETS = {
         ),
         DataSet(
             "textures", "Describable Textures (DTD)", "ood", 5_640, "300–640", "research only",
-            DTD, _pictures("textures", "dtd/dtd/images"),
+            DTD, lambda root: _pictures(root / "dtd/dtd/images", "textures"),
             files=(_remote(f"{DTD}download/", "dtd-r1.0.1.tar.gz", "fff73e5086ae6bdbea199a49dfb8a4c1", 625_239_812),),
             folder="dtd", provides=("dtd/dtd/images/",),
         ),

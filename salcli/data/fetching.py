@@ -21,6 +21,7 @@ from urllib.request import Request, urlopen
 from salcli import __version__
 from salcli.data.archives import is_archive, unpack
 from salcli.data.catalogue import DataSet, RemoteFile, data_set, stand_ins
+from salcli.data.samples import file_size
 from salcli.errors import DataError, FetchError, SalError
 from salcli.progress import Progress, Silent, Task
 
@@ -97,7 +98,7 @@ def _fetch_set(record: DataSet, root: Path, progress: Progress) -> Fetched:
         unpacked = f"{record.folder}/{file.name}".removeprefix("/").removesuffix(".gz")
         if unpacked in record.provides and _is_there(root / unpacked):
             continue
-        n_missing = max((file.n_bytes or 0) - _size(part_of(folder / file.name)), 0)
+        n_missing = max((file.n_bytes or 0) - file_size(part_of(folder / file.name)), 0)
         with progress.task(file.name, n_missing, "bytes") as task:
             download(file, folder, task, again=again)
         if is_archive(file.name):
@@ -113,10 +114,6 @@ def _is_there(path: Path) -> bool:
     if path.is_dir():
         return next(path.iterdir(), None) is not None
     return path.is_file() and path.stat().st_size > 0
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 # --- one file
@@ -177,13 +174,13 @@ def _wrong_digest(file: RemoteFile, path: Path) -> str | None:
 
 def _transfer_all(url: str, part: Path, task: Task, sleep: Callable[[float], None]) -> None:
     """Try until the file is complete; give up after some attempts in a row without a new byte."""
-    n_failed, most = 0, _size(part)
+    n_failed, most = 0, file_size(part)
     while True:
         try:
             return _transfer(url, part, task)
         except Interrupted:
-            n_failed = 1 if _size(part) > most else n_failed + 1
-            most = max(most, _size(part))
+            n_failed = 1 if file_size(part) > most else n_failed + 1
+            most = max(most, file_size(part))
             if n_failed == ATTEMPTS:
                 raise
             sleep(FIRST_PAUSE * 2 ** (n_failed - 1))
@@ -202,7 +199,7 @@ class Interrupted(Exception):  # noqa: N818
 
 def _transfer(url: str, part: Path, task: Task) -> None:
     """Append what `part` lacks. Raises Interrupted, Refused, or OSError if it cannot be stored."""
-    n_here = _size(part)
+    n_here = file_size(part)
     response = _request(url, n_here)
     if response is None:  # complete already: a process was killed just before the renaming
         return

@@ -113,7 +113,7 @@ def _described(vector: Names, label: str | None, row_id: str | None) -> str:
 # --- files
 
 
-class Rows(NamedTuple):
+class RowBlock(NamedTuple):
     """Some consecutive rows of a file."""
 
     array: NDArray[Any]  # b, D
@@ -150,7 +150,7 @@ class ArrayFile:
             raise DataError(f"{printable(self.path)}: vectors must be n × D numbers{kinds}, got {shown(array)}")
         return array, {name: self.cells(name) for name in other}
 
-    def blocks(self, vector: Names, other: Collection[str], n_rows: int, n_dimensions: int = 0) -> Iterator[Rows]:
+    def blocks(self, vector: Names, other: Collection[str], n_rows: int, n_dimensions: int = 0) -> Iterator[RowBlock]:
         """The rows with ids or other cells. A compressed array can only be read as a whole."""
         array, cells = self.whole(vector, other)
         for ids in cells.values():
@@ -158,7 +158,7 @@ class ArrayFile:
                 raise DataError(f"{printable(self.path)}: there are {len(array):,} vectors, but {len(ids):,} ids")
         for start in range(0, len(array), n_rows):
             rows = slice(start, start + n_rows)
-            yield Rows(np.asarray(array[rows]), {name: ids[rows] for name, ids in cells.items()})
+            yield RowBlock(np.asarray(array[rows]), {name: ids[rows] for name, ids in cells.items()})
 
 
 class TableFile:
@@ -228,17 +228,17 @@ class TableFile:
             start += len(rows.array)
         return array, cells
 
-    def blocks(self, vector: Names, other: Collection[str], n_rows: int, n_dimensions: int = 0) -> Iterator[Rows]:
+    def blocks(self, vector: Names, other: Collection[str], n_rows: int, n_dimensions: int = 0) -> Iterator[RowBlock]:
         """The rows with ids or other cells. Without `n_dimensions`, lists should be as long as the first."""
         for batch in self._file.iter_batches(n_rows, columns=[*{*vector, *other}]):
             cells = {name: batch.column(name).to_pylist() for name in other}
             if vector[0] in self.lists:
                 array, lengths = _of_lists(batch.column(vector[0]), n_dimensions)
                 n_dimensions = array.shape[1]
-                yield Rows(array, cells, lengths)
+                yield RowBlock(array, cells, lengths)
             else:
                 numbers = [batch.column(name).to_numpy(zero_copy_only=False) for name in vector]
-                yield Rows(np.stack(numbers, axis=1), cells)
+                yield RowBlock(np.stack(numbers, axis=1), cells)
 
 
 def _of_lists(lists: Any, n_dimensions: int) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
@@ -327,10 +327,8 @@ def _images(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool) ->
     if images is None:
         raise DataError(f"{path} holds neither images nor vectors, but {', '.join(arrays) or 'nothing'}; {NPZ_LAYOUT}")
     images = channels_first(path, images)
-    is_test = arrays.get(IS_TEST)
-    if is_test is not None and (is_test.shape != (len(images),) or is_test.dtype != np.bool_):
-        raise DataError(f"{path}: `is_test` must be {len(images)} booleans, got {shown(is_test)}")
-    source = Source(array=images, is_test=is_test)
+    marks = {IS_TEST: arrays[IS_TEST]} if IS_TEST in arrays else {}
+    source = Source(array=images, is_test=_is_test(path, marks, len(images)))
     if not labeled or labels is None:
         return source
     return numbered_labels(path, source, labels, arrays.get(CLASS_NAMES))
@@ -376,7 +374,7 @@ def _source(
     _check_values(path, array, rows)
     source = Source(
         array=array,
-        is_test=_is_test(path, cells),
+        is_test=_is_test(path, cells, n),
         row_ids=row_ids,
         shown={name: cell_texts(column) for name, column in to_show.items()},
     )
@@ -404,11 +402,11 @@ def _check_values(path: Path, array: NDArray[np.float32], rows: Callable[[Sequen
         raise DataError(f"{path}: all {n:,} vectors are equal; a set needs different ones")
 
 
-def _is_test(path: Path, cells: Mapping[str, Cells]) -> NDArray[np.bool_] | None:
+def _is_test(path: Path, cells: Mapping[str, Cells], n: int) -> NDArray[np.bool_] | None:
     if IS_TEST in cells:
         is_test = np.asarray(cells[IS_TEST])
-        if is_test.dtype != np.bool_:
-            raise DataError(f"{path}: `is_test` must be {len(is_test)} booleans, got {shown(is_test)}")
+        if is_test.shape != (n,) or is_test.dtype != np.bool_:
+            raise DataError(f"{path}: `is_test` must be {n} booleans, got {shown(is_test)}")
         return is_test
     return None if SPLIT not in cells else for_testing(path, cell_texts(cells[SPLIT]))
 
