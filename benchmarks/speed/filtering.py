@@ -53,9 +53,8 @@ def filtering(sizes: Sizes, folder: Path) -> Iterator[Row]:
     timed = side_by_side(lambda: _filter(double), lambda: _filter(conditional), sizes.repeats)
     yield Row.of_times("filter, time at 2m / at m", Goal(2.1, at_most=True), timed)
 
-    for svd in ("class-conditional", "class-agnostic"):
-        peaks = [lowest_peak(peak_of_filter, n, *shape, svd, repeats=2) for n in (4 * sizes.wild, sizes.wild)]
-        yield Row.of_memory(f"filter, {svd}, peak memory at 4m / at m", *peaks)
+    peaks = [lowest_peak(peak_of_filter, n, *shape, repeats=2) for n in (4 * sizes.wild, sizes.wild)]
+    yield Row.of_memory("filter, class-agnostic, peak memory at 4m / at m", *peaks)
 
     yield _learning_against_tau(conditional, sizes, size)
     yield from _at_scale(sizes)
@@ -74,7 +73,7 @@ def _learning_against_tau(setup: Setup, sizes: Sizes, size: str) -> Row:
 
 
 def _at_scale(sizes: Sizes) -> Iterator[Row]:
-    """Against a quarter of the samples. `--big-wild 400000` is the goal for ImageNet-1K, and takes twice as long."""
+    """Against a quarter of the samples. `--big-wild 400000` is closer to ImageNet-1K, and takes 10 minutes."""
     m, shape = sizes.big_wild, (sizes.big_classes, sizes.big_features)
     n_calibration = max(shape[0], m // 40)
     (*large, stored, read, computed), (*small, _, _, _) = (
@@ -126,11 +125,11 @@ def costs_at_scale(n_wild: int, n_calibration: int, n_classes: int, n_features: 
         return *costs, wild.found.path.stat().st_size / n_wild, read, computed
 
 
-def peak_of_filter(n_wild: int, n_classes: int, n_features: int, svd: str = "class-conditional") -> Peak:
+def peak_of_filter(n_wild: int, n_classes: int, n_features: int) -> Peak:
     """After a small run, so that all code is loaded."""
     with tempfile.TemporaryDirectory() as folder:
-        _filter(filter_project(Path(folder, "small"), 4 * n_classes, n_classes, n_features, svd))
-        large = filter_project(Path(folder, "large"), n_wild, n_classes, n_features, svd)
+        _filter(filter_project(Path(folder, "small"), 4 * n_classes, n_classes, n_features, "class-agnostic"))
+        large = filter_project(Path(folder, "large"), n_wild, n_classes, n_features, "class-agnostic")
         return peak_during(lambda: _filter(large))
 
 
@@ -138,13 +137,14 @@ def _against_dense_svds(setup: Setup, sizes: Sizes, size: str) -> Row:
     factors = [_factors(gradients) for gradients in _gradients(setup)]
     expected: list[Scores] = []
     ours = [seconds_of(lambda: _filter(setup)) for _ in range(sizes.repeats)]
-    dense = seconds_of(lambda: expected.append(_dense_scores(*factors, range(sizes.classes))))
+    some = range(0, sizes.classes, 10)
+    dense = seconds_of(lambda: expected.append(_dense_scores(*factors, some))) * sizes.classes / len(some)
     difference = _check_same(_filter(setup), expected[0])
     return Row.of_times(
         f"filter, class-conditional, {size} / dense SVDs",
         Goal(40),
         Timed(ours, [dense]),
-        note=f"scores differ by at most {difference:.0e} of the largest",
+        note=f"extrapolated from {len(some)} classes, whose scores differ by at most {difference:.0e} of the largest",
     )
 
 
@@ -261,8 +261,9 @@ def _dense(factors: Factors) -> np.ndarray:
 
 
 def _check_same(ours: Scores, expected: Scores) -> float:
-    """The largest difference, relative to the largest score."""
-    difference = max(float(np.abs(own - exact).max() / exact.max()) for own, exact in zip(ours, expected, strict=True))
+    """The largest difference, relative to the largest score; where NaN is expected, nothing was computed."""
+    pairs = [(own[~np.isnan(exact)], exact[~np.isnan(exact)]) for own, exact in zip(ours, expected, strict=True)]
+    difference = max(float(np.abs(own - exact).max() / exact.max()) for own, exact in pairs)
     if not difference <= TOLERANCE:  # NaN is not the same either
         raise AssertionError(f"scores differ from the expected ones by {difference:.1e} of the largest")
     return difference

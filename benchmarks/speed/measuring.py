@@ -22,13 +22,13 @@ class Sizes:
     """How much of everything. The defaults fit a laptop; each is a flag, for larger machines."""
 
     device: str = "cpu"
-    repeats: int = 3
+    repeats: int = 2
     backbone: str = "wrn-40-2"
-    images: int = 1024  # that go through the network
+    images: int = 512  # that go through the network
     wild: int = 27_778  # samples to filter
     classes: int = 100
     features: int = 128
-    big_wild: int = 200_000
+    big_wild: int = 100_000
     big_classes: int = 1000
     big_features: int = 2048
     scores: int = 10_000_000

@@ -135,15 +135,14 @@ STAGES: dict[str, Callable[..., object]] = {
     "train-ood": train_ood.run,
     "evaluate": evaluate.run,
 }
-# scores of the classifier, without those that are made of all others: these also score all wild data
+# without those that are made of all others: the learned separator has rows of its own
 POST_HOC = tuple(name for name, own in built_in(PostHoc).items() if not issubclass(own, Combined))
-COMBINED = tuple(name for name in built_in(PostHoc) if name not in POST_HOC)
 
 
 def _after_embedding(sizes: Sizes) -> Iterator[Row]:
     """In a process of their own, so that the peak is theirs alone."""
     n = sizes.vectors, sizes.dimensions
-    seconds, with_all, peaks, check = in_new_process(seconds_after_embedding, *n, sizes.device)
+    seconds, peak, check = in_new_process(seconds_after_embedding, *n, sizes.device)
     (baseline, n_given), (shorter, n_standardized) = in_new_process(seconds_of_logistic_regression, *n)
     what = f"train-id to evaluate, {n[0]:,} wild vectors of {n[1]:,} dimensions"
     total = sum(seconds.values())
@@ -167,40 +166,25 @@ def _after_embedding(sizes: Sizes) -> Iterator[Row]:
         unit="%",
         note="SHA-256 of each file, once in a process; without the start of the process",
     )
-    more = total - seconds["evaluate"] + with_all
     yield Row(
-        what=f"{what}, also {' and '.join(COMBINED)} / the same",
-        goal=Goal(12, at_most=True),
-        value=more / baseline,
-        ours=seconds_text(more),
-        baseline=seconds_text(baseline),
-        note=f"for information: they score all wild data and fit 50 regressions; evaluate {seconds_text(with_all)}",
+        what=f"{what}: peak memory",
+        goal=Goal(2, at_most=True),
+        value=peak.whole / 1024,
+        ours=f"{peak.whole:.0f} MB",
+        baseline="–",
+        unit="GB",
     )
-    for peak, which in zip(peaks, ("", f", also {' and '.join(COMBINED)}"), strict=True):
-        yield Row(
-            what=f"{what}{which}: peak memory",
-            goal=Goal(2, at_most=True),
-            value=peak.whole / 1024,
-            ours=f"{peak.whole:.0f} MB",
-            baseline="–",
-            unit="GB",
-        )
 
 
-def seconds_after_embedding(
-    n_wild: int, dimensions: int, device: str
-) -> tuple[dict[str, float], float, list[Peak], float]:
-    """Of each stage, then of evaluate with all rows; the peak of both; and of the checks in filter."""
+def seconds_after_embedding(n_wild: int, dimensions: int, device: str) -> tuple[dict[str, float], Peak, float]:
+    """Of each stage; the peak of all; and the seconds of the checks in filter."""
     with tempfile.TemporaryDirectory() as folder:
-        small = vector_project(Path(folder, "small"), 400, 16, (*POST_HOC, *COMBINED), device)
+        small = vector_project(Path(folder, "small"), 400, 16, POST_HOC, device)
         setup = in_new_process(vector_project, Path(folder, "large"), n_wild, dimensions, POST_HOC, device)
-        evaluated = setup.params.evaluate.model_copy(update={"methods": ("sal", *POST_HOC, *COMBINED)})
-        with_all = setup._replace(params=setup.params.model_copy(update={"evaluate": evaluated}))
         _run_stages(small)  # all code is loaded
         seconds: dict[str, float] = {}
-        peaks = [peak_during(lambda: seconds.update(_run_stages(setup)))]
-        peaks.append(peak_during(lambda: seconds.update(all=seconds_of(lambda: evaluate.run(*with_all)))))
-        return seconds, seconds.pop("all"), peaks, _seconds_of_checks(lambda: filter_stage.run(*setup))
+        peak = peak_during(lambda: seconds.update(_run_stages(setup)))
+        return seconds, peak, _seconds_of_checks(lambda: filter_stage.run(*setup))
 
 
 def _seconds_of_checks(run: Callable[[], object]) -> float:

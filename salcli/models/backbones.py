@@ -5,9 +5,7 @@ The order in which layers are built fixes the random weights of a seed.
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Final
 
@@ -49,30 +47,6 @@ class Backbone(nn.Module):
         return (self(images),)
 
 
-class Convolutional(Backbone):
-    """Maps of one depth after the other; the features are the mean over pixels of the last."""
-
-    def depths(self) -> tuple[Callable[[Tensor], Tensor], ...]:
-        raise NotImplementedError
-
-    def forward(self, images: Images) -> Features:
-        maps: Tensor = images
-        for depth in self.depths():
-            maps = depth(maps)
-        return _pooled(maps)
-
-    def levels(self, images: Images) -> tuple[Features, ...]:
-        maps, levels = images, []
-        for depth in self.depths():
-            maps = depth(maps)
-            levels.append(_pooled(maps))
-        return tuple(levels)
-
-
-def _pooled(maps: Float[Tensor, "n c h w"]) -> Features:
-    return functional.adaptive_avg_pool2d(maps, 1).flatten(1)
-
-
 class Linear(Backbone):
     """No layers: the features are the standardized vectors, and only heads are trained."""
 
@@ -106,7 +80,7 @@ class Mlp(Backbone):
         return features
 
 
-class SmallCnn(Convolutional):
+class SmallCnn(Backbone):
     """Three convolutions and one pooling: for small gray images, quick on a laptop's CPU."""
 
     n_features = 64
@@ -124,13 +98,22 @@ class SmallCnn(Convolutional):
             block(32, 64),
             nn.MaxPool2d(2),
             block(64, self.n_features),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
         )
 
-    def depths(self) -> tuple[Callable[[Tensor], Tensor], ...]:
-        return self.layers[0], self.layers[1], self.layers[2:]
+    def forward(self, images: Images) -> Features:
+        features: Tensor = self.layers(images)
+        return features
+
+    def levels(self, images: Images) -> tuple[Features, ...]:
+        """After each convolution."""
+        first = self.layers[0](images)
+        second = self.layers[1](first)
+        return _mean_over_pixels(first), _mean_over_pixels(second), self.layers[2:](second)
 
 
-class ResNet(Convolutional):
+class ResNet(Backbone):
     """He et al., 2016, for small images: a 3×3 stem and no pooling before the last one.
 
     Four groups of basic blocks with 64 to 512 channels; (2, 2, 2, 2) blocks make a ResNet-18.
@@ -141,19 +124,32 @@ class ResNet(Convolutional):
 
     def __init__(self, n_blocks: tuple[int, int, int, int], in_channels: int) -> None:
         super().__init__()
+
+        def group(n_blocks: int, n_in: int, n_out: int, stride: int) -> nn.Sequential:
+            first = BasicBlock(n_in, n_out, stride)
+            return nn.Sequential(first, *(BasicBlock(n_out, n_out, 1) for _ in range(n_blocks - 1)))
+
         self.conv1 = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = _group(BasicBlock, n_blocks[0], 64, 64, 1)
-        self.layer2 = _group(BasicBlock, n_blocks[1], 64, 128, 2)
-        self.layer3 = _group(BasicBlock, n_blocks[2], 128, 256, 2)
-        self.layer4 = _group(BasicBlock, n_blocks[3], 256, 512, 2)
+        self.layer1 = group(n_blocks[0], 64, 64, stride=1)
+        self.layer2 = group(n_blocks[1], 64, 128, stride=2)
+        self.layer3 = group(n_blocks[2], 128, 256, stride=2)
+        self.layer4 = group(n_blocks[3], 256, 512, stride=2)
         _initialise_convolutions(self)
 
-    def depths(self) -> tuple[Callable[[Tensor], Tensor], ...]:
-        def stem(images: Tensor) -> Tensor:
-            return functional.relu(self.bn1(self.conv1(images)), inplace=True)
+    def forward(self, images: Images) -> Features:
+        maps = self.layer4(self.layer3(self.layer2(self.layer1(self._stem(images)))))
+        return functional.adaptive_avg_pool2d(maps, 1).flatten(1)
 
-        return stem, self.layer1, self.layer2, self.layer3, self.layer4
+    def levels(self, images: Images) -> tuple[Features, ...]:
+        """After the stem and after each group."""
+        maps = [self._stem(images)]
+        for group in (self.layer1, self.layer2, self.layer3, self.layer4):
+            maps.append(group(maps[-1]))
+        return tuple(_mean_over_pixels(some) for some in maps)
+
+    def _stem(self, images: Images) -> Tensor:
+        return functional.relu(self.bn1(self.conv1(images)), inplace=True)
 
 
 class BasicBlock(nn.Module):
@@ -176,7 +172,7 @@ class BasicBlock(nn.Module):
         return functional.relu(residual + self.shortcut(maps), inplace=True)
 
 
-class WideResNet(Convolutional):
+class WideResNet(Backbone):
     """WRN-d-w of Zagoruyko & Komodakis, 2016: the paper's WRN-40-2 for 32×32 images.
 
     A stem, three groups of (d - 4) / 6 pre-activation blocks with 16w, 32w and 64w channels, and the mean.
@@ -184,28 +180,32 @@ class WideResNet(Convolutional):
 
     def __init__(self, depth: int, width: int, in_channels: int, drop_rate: float = 0.0) -> None:
         super().__init__()
-
-        def group(n_in: int, n_out: int, stride: int) -> nn.Sequential:
-            blocks = _group(partial(WideBlock, drop_rate=drop_rate), (depth - 4) // 6, n_in, n_out, stride)
-            return nn.Sequential(OrderedDict(layer=blocks))  # published weights have this level of names
-
+        n_blocks = (depth - 4) // 6
         self.n_features = 64 * width
         self.conv1 = nn.Conv2d(in_channels, 16, kernel_size=3, padding=1, bias=False)
-        self.block1 = group(16, 16 * width, 1)
-        self.block2 = group(16 * width, 32 * width, 2)
-        self.block3 = group(32 * width, 64 * width, 2)
+        self.block1 = _WideGroup(n_blocks, 16, 16 * width, 1, drop_rate)
+        self.block2 = _WideGroup(n_blocks, 16 * width, 32 * width, 2, drop_rate)
+        self.block3 = _WideGroup(n_blocks, 32 * width, 64 * width, 2, drop_rate)
         self.bn1 = nn.BatchNorm2d(64 * width)
         _initialise_convolutions(self)
+
+    def forward(self, images: Images) -> Features:
+        return self._pooled(self.block3(self.block2(self.block1(self.conv1(images)))))
 
     @property
     def level_widths(self) -> tuple[int, ...]:
         return 16, self.n_features // 4, self.n_features // 2, self.n_features
 
-    def depths(self) -> tuple[Callable[[Tensor], Tensor], ...]:
-        def last(maps: Tensor) -> Tensor:
-            return functional.relu(self.bn1(self.block3(maps)), inplace=True)
+    def levels(self, images: Images) -> tuple[Features, ...]:
+        """After the stem, after the first two groups, and the features."""
+        stem = self.conv1(images)
+        first = self.block1(stem)
+        second = self.block2(first)
+        return *(_mean_over_pixels(maps) for maps in (stem, first, second)), self._pooled(self.block3(second))
 
-        return self.conv1, self.block1, self.block2, last
+    def _pooled(self, maps: Tensor) -> Tensor:
+        activated = functional.relu(self.bn1(maps), inplace=True)
+        return functional.adaptive_avg_pool2d(activated, 1).flatten(1)
 
 
 class WideBlock(nn.Module):
@@ -229,11 +229,21 @@ class WideBlock(nn.Module):
         return residual + (maps if self.convShortcut is None else self.convShortcut(activated))
 
 
-def _group(
-    block: Callable[[int, int, int], nn.Module], n_blocks: int, n_in: int, n_out: int, stride: int
-) -> nn.Sequential:
+class _WideGroup(nn.Module):
     """Blocks of one resolution; the first of them changes it."""
-    return nn.Sequential(block(n_in, n_out, stride), *(block(n_out, n_out, 1) for _ in range(n_blocks - 1)))
+
+    def __init__(self, n_blocks: int, n_in: int, n_out: int, stride: int, drop_rate: float) -> None:
+        super().__init__()
+        first = WideBlock(n_in, n_out, stride, drop_rate)
+        self.layer = nn.Sequential(first, *(WideBlock(n_out, n_out, 1, drop_rate) for _ in range(n_blocks - 1)))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        changed: Tensor = self.layer(maps)
+        return changed
+
+
+def _mean_over_pixels(maps: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c"]:
+    return maps.mean(dim=(2, 3))
 
 
 def _initialise_convolutions(network: nn.Module) -> None:
