@@ -22,12 +22,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.speed.filtering import filtering
+from benchmarks.speed.filtering import filtering, scale
 from benchmarks.speed.measuring import QUICK, Part, Row, Sizes, in_new_process, measure
 from benchmarks.speed.stages import commands, extraction, scoring, training
 from benchmarks.speed.vectors import vectors
 
-PARTS: dict[str, Part] = {part.__name__: part for part in (extraction, filtering, training, scoring, vectors, commands)}
+PARTS: dict[str, Part] = {
+    part.__name__: part for part in (extraction, filtering, scale, training, scoring, vectors, commands)
+}
 MET, MISSED = "#2a7f62", "#c0504d"
 
 

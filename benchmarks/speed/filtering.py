@@ -57,7 +57,6 @@ def filtering(sizes: Sizes, folder: Path) -> Iterator[Row]:
     yield Row.of_memory("filter, class-agnostic, peak memory at 4m / at m", *peaks)
 
     yield _learning_against_tau(conditional, sizes, size)
-    yield from _at_scale(sizes)
 
 
 def _learning_against_tau(setup: Setup, sizes: Sizes, size: str) -> Row:
@@ -72,7 +71,7 @@ def _learning_against_tau(setup: Setup, sizes: Sizes, size: str) -> Row:
     return Row.of_times(f"learned separator, {size} / τ", Goal(20, at_most=True), timed)
 
 
-def _at_scale(sizes: Sizes) -> Iterator[Row]:
+def scale(sizes: Sizes, folder: Path) -> Iterator[Row]:
     """Against a quarter of the samples. `--big-wild 400000` is closer to ImageNet-1K, and takes 10 minutes."""
     m, shape = sizes.big_wild, (sizes.big_classes, sizes.big_features)
     n_calibration = max(shape[0], m // 40)
