@@ -14,7 +14,7 @@ from salcli.data.duplicates import file_digests, sample_digests
 from salcli.data.folders import SUFFIXES, files_below, name_for, read_custom
 from salcli.data.samples import Source, with_calibration
 from salcli.data.vectors import Columns
-from salcli.errors import DataError, printable
+from salcli.errors import DataError, UsageMistakeError, printable
 from salcli.pipeline.prepare import check_classes
 from salcli.progress import Progress
 
@@ -157,6 +157,12 @@ def _check_paths(
                 f"the project folder {project} is inside {path}, so its output would be taken for data; "
                 "name a folder outside"
             )
+    for option, paths in (("--wild", wild_paths), ("--test-ood", test_paths)):
+        seen: set[str] = set()
+        for path in paths:
+            if os.path.realpath(path) in seen:
+                raise UsageMistakeError(f"{option} {path} is given twice; name each path once")
+            seen.add(os.path.realpath(path))
     for path, classes in product(wild_paths, labeled):
         if _is_inside(path, classes) and os.path.realpath(path) != os.path.realpath(classes):
             raise DataError(

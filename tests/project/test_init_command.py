@@ -103,6 +103,8 @@ def test_arrays_make_a_project_and_enough_samples_are_held_out(tmp_path: Path) -
         (["--vector", "embeding"], "has no column embeding (did you mean embedding?)"),
         (["--frozen"], "--frozen is for images;"),
         (["--model", "resnet18"], "--model resnet18 takes images; for vectors use linear or mlp"),
+        (["--wild", "./may.parquet"], "--wild may.parquet is given twice; name each path once"),
+        (["--test-ood", "odd.parquet", "--test-ood", "./odd.parquet"], "--test-ood odd.parquet is given twice"),
         (["--test-ood", "photos/labeled"], "a project is about one kind"),
         (["--test-ood", "other.npy"], "have 6 dimensions, those of other.npy 3; all must come from the same encoder"),
         (["--test-ood", "train.parquet"], "all 400 vectors of train.parquet are also in train (equal values)"),
