@@ -44,9 +44,10 @@ from salcli.models.custom import (
     timm_with,
 )
 from salcli.models.network import Classifier
-from salcli.models.weights import WeightsReport, load_backbone, load_state, read_state_dict
+from salcli.models.weights import WeightsReport, check_is_file, load_backbone, load_state, read_state_dict
 
 PRETRAINED: Final = "pretrained"  # model.weights: those that the library publishes
+WITH_FILE: Final = "--weights FILE (in params.yaml: model.weights)"
 TIMEOUT = 10.0  # seconds without an answer
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -177,6 +178,8 @@ def build_embedder(
     `image_size` replace what the weights were trained with, and must be given where that is not known.
     """
     check_backbone_name(backbone)
+    if isinstance(weights, Path):
+        check_is_file(weights)  # before anything is asked about what is in it
     if takes_vectors(backbone):
         raise ModelError(f"{backbone} takes vectors, so there is nothing to embed; set model.frozen to false")
     if weights is None and import_path(backbone) is None:
@@ -358,7 +361,8 @@ def _load_torchvision(name: str) -> dict[str, Tensor]:
                     url, str(path), checksum[1] if checksum else None, progress=sys.stderr.isatty()
                 )
         except (OSError, RuntimeError, HTTPException) as error:
-            raise _not_to_be_had(f"torchvision:{name}", error, url, path) from None
+            fix = f"save it as {path}, where it needs no option; elsewhere keep its name, {path.name}, and give {WITH_FILE}"
+            raise _not_to_be_had(f"torchvision:{name}", error, url, fix) from None
     return read_state_dict(path)
 
 
@@ -384,8 +388,8 @@ def _load_timm(name: str, in_channels: int) -> dict[str, Tensor]:
         with _impatient():
             network: nn.Module = timm.create_model(name, pretrained=True, in_chans=in_channels)
     except Exception as error:  # of the hub's client or torch.hub's: no common class
-        file = Path(f"{config['architecture']}.{config['tag']}{Path(url).suffix}")
-        raise _not_to_be_had(f"timm:{name}", error, url, file) from None
+        file = f"{config['architecture']}.{config['tag']}{Path(url).suffix}"
+        raise _not_to_be_had(f"timm:{name}", error, url, f"save it as {file}, and use it: {WITH_FILE}") from None
     return network.state_dict()
 
 
@@ -409,10 +413,9 @@ def _check_reachable(config: Mapping[str, Any], url: str) -> None:
         get_hf_file_metadata(url, timeout=TIMEOUT)
 
 
-def _not_to_be_had(backbone: str, error: Exception, url: str, file: Path) -> WeightsError:
-    """The name of the file says what the weights expect of an image (`_of_library`)."""
+def _not_to_be_had(backbone: str, error: Exception, url: str, fix: str) -> WeightsError:
+    """`fix` names the file as published, which says what the weights expect of an image (`_of_library`)."""
     reason = describe_failure(error).partition("\n")[0]
     return WeightsError(
-        f"the weights of {backbone} are not on this computer and cannot be downloaded ({reason}); get {url}, save it "
-        f"as {file}, and use it: --weights FILE (in params.yaml: model.weights)"
+        f"the weights of {backbone} are not on this computer and cannot be downloaded ({reason}); get {url}, {fix}"
     )

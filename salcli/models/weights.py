@@ -69,11 +69,16 @@ def _load(network: nn.Module, backbone: Backbone, label: str, state: State, sour
 # --- reading files
 
 
-def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Name → tensor, from .safetensors or else from a file of torch.save."""
+def check_is_file(path: Path) -> None:
+    """Raise an error if weights cannot be read from there."""
     if not path.is_file():
         what = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise WeightsError(f"{path} {what}; give the path of a .safetensors, .pt or .pth file")
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Name → tensor, from .safetensors or else from a file of torch.save."""
+    check_is_file(path)
     if path.suffix != ".safetensors":
         return _unwrap(path, _read_pickle(path))
     try:

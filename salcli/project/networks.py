@@ -36,6 +36,7 @@ from salcli.models.custom import build_network, describe_failure, find_head, fol
 from salcli.models.network import Classifier, NetworkSpec, check_custom_head
 from salcli.models.pretrained import (
     PRETRAINED,
+    WITH_FILE,
     Embedder,
     build_embedder,
     library_preprocessing,
@@ -179,7 +180,7 @@ class Bench:
             of_a_file = f"--model {PRETRAINED_BACKBONE} --frozen --weights FILE"
             raise WeightsError(
                 "these are photos, and there is no GPU: the plan is to embed them once with a frozen, pretrained "
-                f"network, but {str(error).replace('--weights FILE (in params.yaml: model.weights)', of_a_file)}\n"
+                f"network, but {str(error).replace(WITH_FILE, of_a_file)}\n"
                 "  or use another pretrained network: --model timm:NAME --frozen, or --model MODULE:NAME --weights "
                 "FILE --frozen, also one that comes as a package (docs/your-data.md)\n"
                 f"  or train one from scratch, which takes far longer: --model {FROM_SCRATCH}"
