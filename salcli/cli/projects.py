@@ -206,6 +206,8 @@ def init(
         say(f"left as it was: {', '.join(kept)}", "yellow")
     if project.missing_sets:
         say(f"data to fetch: {', '.join(project.missing_sets)}")
+    for note in project.notes:
+        say(f"note: {note}", "dim")
     if project.has_dvc and not project.is_in_git:
         say("no git repository: fine for dvc repro; for dvc exp, git init && dvc config core.no_scm false", "dim")
     go_there = [] if folder == HERE else [f"cd {quote(str(folder))}"]

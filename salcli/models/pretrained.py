@@ -361,7 +361,8 @@ def _load_torchvision(name: str) -> dict[str, Tensor]:
                     url, str(path), checksum[1] if checksum else None, progress=sys.stderr.isatty()
                 )
         except (OSError, RuntimeError, HTTPException) as error:
-            fix = f"save it as {path}, where it needs no option; elsewhere keep its name, {path.name}, and give {WITH_FILE}"
+            elsewhere = f"elsewhere keep its name, {path.name}, and give {WITH_FILE}"
+            fix = f"save it as {path}, where it needs no option; {elsewhere}"
             raise _not_to_be_had(f"torchvision:{name}", error, url, fix) from None
     return read_state_dict(path)
 

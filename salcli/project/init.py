@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from salcli.data.catalogue import data_root
+from salcli.data.catalogue import custom_paths, data_root
 from salcli.data.fetching import status
 from salcli.errors import ProjectError, StorageError
 from salcli.params.presets import AND, Preset, text
@@ -37,6 +37,7 @@ class Project:
     kept: list[str]
     missing_sets: list[str]
     has_dvc: bool
+    notes: list[str]
 
     @property
     def is_in_git(self) -> bool:
@@ -68,7 +69,10 @@ def create(
     """
     refuse_to_overwrite(folder, force)
     if ci and "--subdir" in _dvc_init_options(folder):
-        raise ProjectError(f"--ci {ci}: GitHub reads workflows at the top of a repository, and {folder} is below")
+        raise ProjectError(
+            f"--ci {ci}: GitHub reads workflows at the top of a repository, and {folder} is below; run "
+            "`salcli init . …` at the top, or leave out --ci"
+        )
     with ExitStack() as undo:
         steps = _Steps(folder, undo)
         steps.make_folder(folder)
@@ -77,12 +81,15 @@ def create(
             from salcli.params.schema import load_params  # takes seconds: it imports torch
 
             load_params(folder / PARAMS)
-        project = Project(folder, steps.created, steps.kept, _missing_sets(folder), dvc or (folder / ".dvc").exists())
+        project = Project(
+            folder, steps.created, steps.kept, _missing_sets(folder), dvc or (folder / ".dvc").exists(),
+            _ci_notes(folder) if ci else [],
+        )  # fmt: skip
         steps.write(PIPELINE, (HERE / "pipeline.yaml").read_text(encoding="utf-8"), overwrite=True)
         steps.write(".gitignore", _template("gitignore"))
         steps.write("README.md", _readme(project, preset, custom=custom))
         if ci:
-            steps.write(WORKFLOWS[ci], _template(f"{ci}.yml"))
+            steps.write(WORKFLOWS[ci], _template(f"{ci}.yml").replace("'salcli'", f"'{_requirement(folder)}'"))
         steps.make_folder(folder / "data")
         if dvc:
             steps.write(".dvcignore", _template("dvcignore"))
@@ -169,6 +176,30 @@ def _missing_sets(folder: Path) -> list[str]:
     names = dict.fromkeys([data["id"], *data["ood"], *data["test_ood"]])
     root = data_root(params_root=data["root"], workspace=folder)
     return [name for name in names if name not in data["custom"] and status(name, root) not in ("here", "custom")]
+
+
+def _custom_paths(folder: Path) -> list[Path]:
+    """All paths of data.custom, as params.yaml has them."""
+    sets = read_yaml(folder / PARAMS)["data"]["custom"].values()
+    return [path for value in sets for path in custom_paths(value, Path())]
+
+
+def _requirement(folder: Path) -> str:
+    """What pip has to install for the project: salcli, with the extras that its params need."""
+    extras = ["parquet"] if any(path.suffix.lower() in (".parquet", ".pq") for path in _custom_paths(folder)) else []
+    extras += ["timm"] if read_yaml(folder / PARAMS)["model"]["backbone"].startswith("timm:") else []
+    return f"salcli[{','.join(extras)}]" if extras else "salcli"
+
+
+def _ci_notes(folder: Path) -> list[str]:
+    paths = [Path(os.path.normpath(path)) for path in _custom_paths(folder)]
+    away = [str(path) for path in paths if path.is_absolute() or path.parts[:1] == ("..",)]
+    if not away:
+        return []
+    return [
+        f"a CI runner will not have {', '.join(away)}: absolute, or outside the project; put the data inside, tracked "
+        "by git or DVC, and name them by relative paths"
+    ]
 
 
 def _readme(project: Project, preset: Preset, *, custom: bool) -> str:

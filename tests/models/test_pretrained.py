@@ -224,7 +224,8 @@ def test_weights_in_torch_hubs_folder_give_torchvisions_features(folder: Path, o
 def test_without_a_network_the_message_names_address_and_file(offline: Path) -> None:
     """In torch.hub's folder a file is found without an option."""
     known, file = "resnet18-f37072fd.pth", "test_resnet.r160_in1k.safetensors"
-    there = f"save it as {offline / known}, where it needs no option; elsewhere keep its name, {known}, and give --weights FILE"
+    there = f"save it as {offline / known}, where it needs no option; "
+    there += f"elsewhere keep its name, {known}, and give --weights FILE"
     for name, url, fix in (
         ("torchvision:resnet18", "https://download.pytorch.org/models/", there),
         ("timm:test_resnet", ".*/timm/test_resnet.r160_in1k/.*", f"save it as {file}, and use it: --weights FILE"),

@@ -113,9 +113,24 @@ def test_a_preset_of_the_paper_says_which_data_it_needs(tmp_path: Path) -> None:
 
 def test_a_workflow_is_written_at_the_top_of_a_repository_only(repository: Path) -> None:
     below = repository / "below"
-    assert f"at the top of a repository, and {below} is below" in refused(ProjectError, below, ci="github", dvc=False)
+    message = refused(ProjectError, below, ci="github", dvc=False)
+    assert f"at the top of a repository, and {below} is below; run `salcli init . …` at the top, or leave" in message
     create(repository, DEFAULT, ci="github", dvc=False)
     assert created(repository) == PLAIN | {".github/workflows/salcli.yml"}
+    assert "SALCLI: ${{ vars.SALCLI || 'salcli' }}" in (repository / ".github/workflows/salcli.yml").read_text()
+
+
+def test_a_workflow_installs_what_the_params_need_and_data_elsewhere_are_noted(tmp_path: Path) -> None:
+    custom = {"a": "data/a.parquet", "b": ["/b/1.npz", "../2.PQ"], "c": "data/../..c"}
+    project = create(tmp_path, DEFAULT, {"data.custom": custom}, ci="github", dvc=False)
+    workflow = tmp_path / ".github/workflows/salcli.yml"
+    assert "|| 'salcli[parquet]' }}" in workflow.read_text()
+    (note,) = project.notes
+    assert note.startswith("a CI runner will not have /b/1.npz, ../2.PQ: absolute, or outside the project;")
+    workflow.unlink()
+    values = {"data.custom": {"a": "data/a"}, "model.backbone": "timm:test_resnet"}
+    assert create(tmp_path, DEFAULT, values, ci="github", dvc=False, force=True).notes == []
+    assert "|| 'salcli[timm]' }}" in workflow.read_text()
 
 
 def test_existing_files_are_kept_and_force_overwrites_only_params_and_pipeline(tmp_path: Path) -> None:
