@@ -211,12 +211,17 @@ def channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:
     return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
 
 
-def numbered_labels(path: Path, source: Source, labels: NDArray[Any], names: NDArray[Any] | None) -> Source:
-    """The source with integers as labels: an index into the names, else the classes are called by their numbers."""
+def numbered_labels(
+    path: Path, source: Source, labels: NDArray[Any], names: NDArray[Any] | None, called: str = "labels"
+) -> Source:
+    """The source with integers as labels: an index into the names, else the classes are called by their numbers.
+
+    `called`: what the file calls the array of labels.
+    """
     if labels.shape != (len(source),) or labels.dtype.kind not in "iu":
-        raise DataError(f"{path}: `labels` must be {len(source)} integers, got {shown(labels)}")
+        raise DataError(f"{path}: `{called}` must be {len(source)} integers, got {shown(labels)}")
     if labels.min() < 0:
-        raise DataError(f"{path}: `labels` must not be negative, got {labels.min()}; leave unlabeled samples out")
+        raise DataError(f"{path}: `{called}` must not be negative, got {labels.min()}; leave unlabeled samples out")
     found, renumbered = np.unique(labels, return_inverse=True)
     if names is None:
         return replace(source, labels=renumbered.astype(np.int64), class_names=tuple(map(str, found)))

@@ -33,7 +33,9 @@ NPZ_LAYOUT = (
     "`images` (n × height × width [× 1 or 3], uint8) and, optionally, `labels`, `is_test`, `class_names`; or vectors: "
     "`x` (n × D numbers) and, optionally, `y`, `id`"
 )
+FIXES = {".npz": "write it with np.savez", ".npy": "write it with np.save", "Parquet": "write it again"}
 LAYOUTS = {".npz": f"; it should hold {NPZ_LAYOUT}", ".npy": "; it should hold n × D numbers", "Parquet": ""}
+NPY_MAGIC = b"\x93NUMPY"
 # What numpy raises for broken .npy and .npz files
 UNREADABLE = (
     OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError,
@@ -69,11 +71,12 @@ def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source
         label, row_id = column_names(path, file.names, named, labeled=labeled)
         other = {name for name in (label, row_id, *named.show, *file.marks) if name in file.names}
         vector = file.vector_columns(named, other)
-        array, cells = file.whole(vector, other)
+        array, cells = file.whole(vector, other, row_id)
     sources = {"labels": label, "ids": row_id, **{mark: mark for mark in file.marks}}
     found = {what: cells[name] for what, name in sources.items() if name and name in cells}
     to_show = {name: cells.get(name, [""] * len(array)) for name in columns.show}
-    source = _source(path, as_float32(array), found, to_show, labeled=labeled)
+    called = {what: name for what, name in sources.items() if name}
+    source = _source(path, as_float32(array), found, to_show, called, labeled=labeled)
     return source if suffix == ".npy" else replace(source, columns=_described(vector, label if labeled else "", row_id))
 
 
@@ -142,7 +145,9 @@ class ArrayFile:
             raise DataError(f"{printable(self.path)}: which array holds the vectors, {which}? {advice}")
         return wide
 
-    def whole(self, vector: Names, other: Collection[str]) -> tuple[NDArray[Any], Mapping[str, Cells]]:
+    def whole(
+        self, vector: Names, other: Collection[str], row_id: str | None = None
+    ) -> tuple[NDArray[Any], Mapping[str, Cells]]:
         """All vectors, and the cells of other columns."""
         array = self.cells(*vector) if len(vector) == 1 else np.stack([self.cells(name) for name in vector], axis=1)
         if not _is_wide(array):
@@ -209,23 +214,32 @@ class TableFile:
             )
         return tuple(lists or sorted(numbers))  # the same vectors whatever the order in the file
 
-    def whole(self, vector: Names, other: Collection[str]) -> tuple[NDArray[np.float32], Mapping[str, Cells]]:
-        """All vectors, and the cells of other columns."""
+    def whole(
+        self, vector: Names, other: Collection[str], row_id: str | None = None
+    ) -> tuple[NDArray[np.float32], Mapping[str, Cells]]:
+        """All vectors, and the cells of other columns. `row_id` names rows in messages."""
         start, array, cells = 0, np.empty((0, 2), np.float32), {name: list[Any]() for name in other}
+        n_dimensions, odd = 0, dict[int, int]()  # dimensions of rows that differ from the first
         for rows in self.blocks(vector, other, 1024):
-            n_dimensions = rows.array.shape[1]
+            n_dimensions = n_dimensions if start else rows.array.shape[1]
             if rows.lengths is not None:
-                odd = np.flatnonzero(rows.lengths != n_dimensions)[0]
-                raise DataError(
-                    f"{self.path}: all vectors must have the same dimension, but row {start + odd} (counted from 0) "
-                    f"has {rows.lengths[odd]}, and those before it have {n_dimensions}"
-                )
-            if start == 0:
-                array = np.empty((self._file.metadata.num_rows, n_dimensions), np.float32)
-            array[start : start + len(rows.array)] = as_float32(rows.array)
+                odd |= {start + int(i): int(rows.lengths[i]) for i in np.flatnonzero(rows.lengths != n_dimensions)}
+            if not odd:
+                if start == 0:
+                    array = np.empty((self._file.metadata.num_rows, n_dimensions), np.float32)
+                array[start : start + len(rows.array)] = as_float32(rows.array)
             for name in cells:
                 cells[name] += rows.cells[name]
             start += len(rows.array)
+        if odd:
+            names = cells[row_id] if row_id in cells else range(start)
+            counted = "" if row_id in cells else ", counted from 0"
+            which = some_of([f"row {names[i]}: {length}" for i, length in odd.items()])
+            raise DataError(
+                f"{self.path}: all vectors must have the same dimension, but {len(odd):,} of {start:,} do not have "
+                f"{n_dimensions}, as the first has ({which}{counted}); embed all rows with the same encoder, or leave "
+                "them out"
+            )
         return array, cells
 
     def blocks(self, vector: Names, other: Collection[str], n_rows: int, n_dimensions: int = 0) -> Iterator[RowBlock]:
@@ -261,6 +275,16 @@ def _is_wide(array: NDArray[Any]) -> bool:
     return array.ndim == 2 and array.dtype.kind in NUMBERS
 
 
+def how_to_label(path: Path) -> str:
+    """Where labels go in a file of vectors, for messages."""
+    suffix, named = path.suffix.lower(), "name theirs with --label (data.columns.label in params.yaml)"
+    if suffix == ".npy":
+        return f"store them beside it as {printable(path.stem)}.labels.npy"
+    if suffix == ".npz":
+        return f"add them as an array `y`, or {named}"
+    return f"add them as a column named {', '.join(LABEL_NAMES)}, or {named}"
+
+
 @contextmanager
 def opened(path: Path, *, is_set: bool = False) -> Iterator[ArrayFile | TableFile]:
     """The file, by its suffix. What goes wrong while it is open means that it is broken.
@@ -285,22 +309,46 @@ def opened(path: Path, *, is_set: bool = False) -> Iterator[ArrayFile | TableFil
             with ParquetFile(path) as table:
                 yield TableFile(path, table)
         elif suffix == ".npz":
+            if not zipfile.is_zipfile(path):
+                raise ValueError("it is not an .npz file, or only a part of one")
             with path.open("rb") as binary, np.load(binary) as arrays:
-                yield ArrayFile(path, arrays.files, lambda name: np.asarray(arrays[name]), is_set=is_set)
+                yield ArrayFile(path, arrays.files, lambda name: _of_npz(path, arrays, name), is_set=is_set)
         else:
             files = {"x": path, **beside_npy(path)}
             yield ArrayFile(path, files, lambda name: _read_npy(files[name], mapped=name == "x"), is_set=is_set)
     except broken as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         layout = LAYOUTS[form] if is_set else ""
-        raise DataError(f"{printable(path)} cannot be read as {form} ({reason}){layout}") from None
+        raise DataError(f"{printable(path)} cannot be read as {form} ({reason}); {FIXES[form]}{layout}") from None
+
+
+def _of_npz(path: Path, arrays: Any, name: str) -> NDArray[Any]:
+    with _without_objects(path, f"the array `{name}`"):
+        return np.asarray(arrays[name])
 
 
 def _read_npy(path: Path, *, mapped: bool) -> NDArray[Any]:
     """Mapped, a file is read where it is used. One that claims more numbers than can be counted is an error."""
-    with np.errstate(over="ignore"):
+    with path.open("rb") as file:
+        if file.read(len(NPY_MAGIC)) != NPY_MAGIC:
+            raise ValueError(f"{printable(path.name)} is not a .npy file")
+    with np.errstate(over="ignore"), _without_objects(path, "the array"):
         array: NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None)
         return array
+
+
+@contextmanager
+def _without_objects(path: Path, what: str) -> Iterator[None]:
+    """numpy would advise to unpickle an array of objects, which can run code."""
+    try:
+        yield
+    except ValueError as error:
+        if not any(words in str(error) for words in ("Object arrays", "Python objects")):
+            raise
+        raise DataError(
+            f"{printable(path)}: {what} has values of mixed types (or Python objects, or rows of different lengths); "
+            "store vectors as n × D numbers, and labels as integers or text"
+        ) from None
 
 
 def beside_npy(path: Path) -> dict[str, Path]:
@@ -331,7 +379,7 @@ def _images(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool) ->
     source = Source(array=images, is_test=_is_test(path, marks, len(images)))
     if not labeled or labels is None:
         return source
-    return numbered_labels(path, source, labels, arrays.get(CLASS_NAMES))
+    return numbered_labels(path, source, labels, arrays.get(CLASS_NAMES), "labels" if "labels" in arrays else "y")
 
 
 # --- values
@@ -349,9 +397,18 @@ def unusable(array: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _source(
-    path: Path, array: NDArray[np.float32], cells: Mapping[str, Cells], to_show: Mapping[str, Cells], *, labeled: bool
+    path: Path,
+    array: NDArray[np.float32],
+    cells: Mapping[str, Cells],
+    to_show: Mapping[str, Cells],
+    called: Mapping[str, str],
+    *,
+    labeled: bool,
 ) -> Source:
-    """Check what was found in a file: vectors, and cells of labels, ids, split, is_test, class_names."""
+    """Check what was found in a file: vectors, and cells of labels, ids, split, is_test, class_names.
+
+    `called`: what the file calls these.
+    """
     n, n_dimensions = array.shape
     if n == 0:
         raise DataError(f"{path} holds no vectors; give a file with some")
@@ -361,7 +418,10 @@ def _source(
         )
     for name, column in {**cells, **to_show}.items():
         if name != CLASS_NAMES and (len(column) != n or np.ndim(column) != 1):
-            raise DataError(f"{path}: there are {n} vectors, but `{name}` is {shown(np.asarray(column))}")
+            raise DataError(
+                f"{path}: there are {n} vectors, but `{called.get(name, name)}` is {shown(np.asarray(column))}; "
+                "store one value for each vector"
+            )
     row_ids = cell_texts(cells.get("ids"))
     no_id = [i for i, row_id in enumerate(row_ids) if not row_id]
     if no_id:
@@ -381,7 +441,8 @@ def _source(
     if not labeled or "labels" not in cells:
         return source
     if CLASS_NAMES in cells:
-        return numbered_labels(path, source, np.asarray(cells["labels"]), np.asarray(cells[CLASS_NAMES]))
+        names = np.asarray(cells[CLASS_NAMES])
+        return numbered_labels(path, source, np.asarray(cells["labels"]), names, called["labels"])
     labels, classes = numbered(_label_names(path, cells["labels"], rows))
     return replace(source, labels=labels, class_names=classes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from salcli.data.duplicates import Digests, first_of_each, not_in
 from salcli.data.folders import read_custom, top_folder
 from salcli.data.samples import Source, check_same_shape, some_of, with_calibration
 from salcli.data.splits import IdSplit, OodSplit, hold_out, mix_wild, recycle_wild, split_id, split_ood, wild_as_it_is
-from salcli.data.vectors import LABEL_NAMES
+from salcli.data.vectors import how_to_label
 from salcli.errors import BadArtifactError, DataError, printable
 from salcli.params.schema import RECYCLE, DataParams, Params
 from salcli.progress import Progress, Silent
@@ -113,7 +113,8 @@ def _source(workspace: Workspace, data: DataParams, name: str) -> tuple[Source, 
     if len(source) == 0:
         raise DataError(f"{name} holds no samples; get it again with: salcli data fetch {name}")
     if name == data.id:
-        check_classes(name, source)
+        paths = custom_paths(data.custom[name], workspace.root) if name in data.custom else [root / f"{name}.npz"]
+        check_classes(name, source, paths)
         if data.calibration is not None:
             source = with_calibration(name, source, data.calibration, custom(data.calibration, labeled=True)[0])
     return source, root
@@ -210,12 +211,12 @@ class _Decoded:
         return [(printable(self._below_root(path)), reason) for path, reason in self.bad]
 
 
-def check_classes(name: str, source: Source) -> None:
+def check_classes(name: str, source: Source, paths: Sequence[Path]) -> None:
     """ID data need labels, of two classes at least."""
     if source.labels is None:
         fix = "put its images into one folder a class, or `labels` into its .npz file"
         if source.is_vectors:
-            fix = f"add them as a column named {', '.join(LABEL_NAMES)}, or name theirs: data.columns.label"
+            fix = how_to_label(paths[0])
         raise DataError(f"{name} has no labels, so it cannot be the ID set; {fix}")
     if len(source.class_names) < 2:
         fix = "" if source.is_vectors else ", a folder for each"

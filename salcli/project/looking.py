@@ -190,7 +190,7 @@ def _check_kinds(labeled: CustomSet, other: CustomSet) -> None:
 def _look_at_set(role: str, name: str, paths: tuple[Path, ...], columns: Columns, progress: Progress) -> CustomSet:
     source = read_custom(name, paths, labeled=role in LABELED, columns=columns)
     if role == ID:
-        check_classes(name, source)
+        check_classes(name, source, paths)
     if source.is_vectors:
         return CustomSet(role, name, paths, source, None, 0)
     with progress.task(f"look at {name}", len(source), "images") as task:

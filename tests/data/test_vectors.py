@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from salcli.data.folders import read_custom, read_from_custom
+from salcli.data.samples import Source
 from salcli.data.vectors import Columns
 from salcli.errors import DataError
+from salcli.pipeline.prepare import check_classes
 
 N, D = 9, 3
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
@@ -132,15 +134,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"x": np.insert(X, [2, 4], np.nan, axis=0)}, "NaN, infinite or above 1e+15 (rows 2, 5); fix or remove them"),
     ({"x": np.ones((4, 3))}, "all 4 vectors are equal"),
     ({"x": X, "id": [*IDS[:7], "row 0", "row 1"]}, "2 row ids occur more than once (row 0, row 1); make them unique"),
-    ({"x": X, "y": Y[:4]}, "there are 9 vectors, but `labels` is 4 of <U3"),
+    ({"x": X, "y": Y[:4]}, "there are 9 vectors, but `y` is 4 of <U3; store one value for each vector"),
     ({"x": X, "y": [0.0, np.nan, 1.0] * 3, "id": IDS}, "3 of 9 rows have no label (rows row 1, row 4, row 7)"),
     ({"x": X, "y": np.arange(9) / 2}, "labels must be integers or text, got 0.5; name the column of the classes"),
     ({"x": X, "y": np.arange(9) - 1}, "labels must not be negative, got -1; leave unlabeled vectors out"),
     ({"x": X, "split": ["train", "test", "dev"] * 3}, "the column split must hold train or test, got 'dev'"),
-    ({"x": X, "y": np.array([1, "a", None] * 3)}, "cannot be read as .npz (Object arrays cannot be loaded"),
+    ({"x": np.zeros((N, 4, 4), np.uint8), "y": Y}, "`y` must be 9 integers, got 9 of <U3"),
+    ({"x": X, "y": np.array([1, "a", None] * 3)}, "the array `y` has values of mixed types (or Python objects"),
 ]  # fmt: skip
 BAD_TABLES: list[tuple[dict[str, Any], str]] = [
-    ({"v": [[1.0, 2], [3.0, 4, 5], [6.0]]}, "but row 1 (counted from 0) has 3, and those before it have 2"),
+    (
+        {"v": [[1.0, 2], [3.0, 4, 5], [6.0]]},
+        "but 2 of 3 do not have 2, as the first has (row 1: 3, row 2: 1, counted from 0); embed all rows with the same",
+    ),
+    (
+        {"v": [[1.0, 2]] * 1500 + [[3.0]], "id": [f"d{i}" for i in range(1501)]},
+        "1 of 1,501 do not have 2, as the first has (row d1500: 1)",
+    ),
     ({"v": lists(), "w": lists()}, "which column holds the vectors, v or w? Name it with --vector"),
 ]
 
@@ -163,9 +173,31 @@ def test_vectors_that_cannot_be_used_are_refused_with_rows_and_reason(
 def test_parquet_without_pyarrow_or_damaged_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(v=lists())(tmp_path)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"cannot be read as Parquet .*; write it again"):
         read_custom("mine", [path], labeled=False)
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DataError, match=r"needs pyarrow, which is not installed; pip install 'salcli\[parquet\]'"):
         read_custom("mine", [path], labeled=False)
+
+
+@pytest.mark.parametrize(("suffix", "fix"), [("npz", "np.savez"), ("npy", "np.save")])
+def test_other_files_with_the_suffix_of_arrays_are_named_as_such(tmp_path: Path, suffix: str, fix: str) -> None:
+    path = tmp_path / f"v.{suffix}"
+    path.write_text("hello")
+    with pytest.raises(DataError, match=rf"is not an? \.{suffix} file.*; write it with {fix};") as caught:
+        read_custom("mine", [path], labeled=False)
+    assert "pickle" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("v.npz", "an array `y`, or name theirs with --label"),
+        ("v.npy", "beside it as v.labels.npy"),
+        ("v.parquet", "a column named label, "),
+    ],
+)
+def test_missing_labels_are_asked_for_in_terms_of_the_format(name: str, fix: str) -> None:
+    with pytest.raises(DataError, match=re.escape(fix)):
+        check_classes("mine", Source(array=X), [Path(name)])
