@@ -107,6 +107,7 @@ def test_a_preset_of_the_paper_says_which_data_it_needs(tmp_path: Path) -> None:
     assert project.next_commands == [fetch, "dvc init --no-scm", "dvc repro"]
     readme = (tmp_path / "README.md").read_text()
     assert "ResNet-18 as the network (Table 19, Appendix U of the paper)." in readme
+    assert all(f"\n- `salcli {command}" in readme for command in ("table", "report", "predict PATH…"))
     assert f"```\n{fetch}\ndvc init --no-scm\ndvc repro\nsalcli table --paper\n" in readme
     assert (tmp_path / "params.yaml").read_text() == text(preset("resnet18"))
 
