@@ -14,6 +14,7 @@ from typing import Any
 
 from salcli.data.catalogue import custom_paths, data_root
 from salcli.data.fetching import status
+from salcli.data.vectors import TABLES
 from salcli.errors import ProjectError, StorageError
 from salcli.params.presets import AND, Preset, text
 from salcli.params.reading import read_yaml
@@ -186,7 +187,7 @@ def _custom_paths(folder: Path) -> list[Path]:
 
 def _requirement(folder: Path) -> str:
     """What pip has to install for the project: salcli, with the extras that its params need."""
-    extras = ["parquet"] if any(path.suffix.lower() in (".parquet", ".pq") for path in _custom_paths(folder)) else []
+    extras = ["parquet"] if any(path.suffix.lower() in TABLES for path in _custom_paths(folder)) else []
     extras += ["timm"] if read_yaml(folder / PARAMS)["model"]["backbone"].startswith("timm:") else []
     return f"salcli[{','.join(extras)}]" if extras else "salcli"
 
