@@ -208,14 +208,34 @@ def _chunks(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(column.split(ROWS_AT_ONCE) for column in columns), strict=True)  # type: ignore[no-untyped-call]
 
 
-def _scatter(chunks: Iterable[Float[Tensor, "n d"]]) -> Float[Tensor, "d d"]:
-    """Sum of outer products. By numpy, which computes half of a symmetric product only."""
-    total: Tensor | None = None
-    for chunk in chunks:
-        product = torch.from_numpy(chunk.numpy().T @ chunk.numpy())
-        total = product if total is None else total.add_(product)
-    assert total is not None
-    return total
+@dataclass(frozen=True)
+class Scatter:
+    """The sum of outer products of rows: as a matrix or, where they are fewer than its columns, as the rows."""
+
+    content: Float[Tensor, "r d"]
+    is_matrix: bool
+
+    @classmethod
+    def of(cls, n_rows: int, width: int, chunks: Iterable[Float[Tensor, "n d"]]) -> Scatter:
+        if n_rows < width:
+            return cls(torch.cat([*chunks]), False)
+        matrix = torch.zeros(width, width, dtype=torch.float64)
+        for chunk in chunks:  # by numpy, which computes half of a symmetric product only
+            matrix += torch.from_numpy(chunk.numpy().T @ chunk.numpy())
+        return cls(matrix, True)
+
+    def plus(self, rows: Float[Tensor, "n d"]) -> Scatter:
+        """With the products of these rows."""
+        more = self.content + rows.T @ rows if self.is_matrix else torch.cat([self.content, rows])
+        return Scatter(more, self.is_matrix)
+
+    def directions(self, n: int) -> tuple[Float[Tensor, " w"], Float[Tensor, "d w"]]:
+        """Eigenvalues of the matrix over n, the smallest first, and eigenvectors; of fewer rows only so many."""
+        if self.is_matrix:
+            values, vectors = torch.linalg.eigh(self.content / n)
+            return values, vectors
+        _, singular, right = torch.linalg.svd(self.content, full_matrices=False)
+        return singular.square().flip(0) / n, right.flip(0).T
 
 
 def _class_sums(
@@ -233,7 +253,7 @@ class ClassMoments:
 
     count: Int[Tensor, " c"]
     mean: Float[Tensor, "c d"]
-    within: Float[Tensor, "d d"]  # the sum of outer products around the own class's mean
+    within: Scatter  # around the own class's mean
 
     @classmethod
     def of(cls, known: Known, shape: Callable[[Tensor], Tensor]) -> ClassMoments:
@@ -241,8 +261,8 @@ class ClassMoments:
         own = torch.unique(known.id_train.label, return_inverse=True)[1]
         count = own.bincount()
         mean = _class_sums(known.features, own, len(count), shape) / count[:, None]
-        within = _scatter(shape(chunk) - mean[labels] for chunk, labels in _chunks(known.features, own))
-        return cls(count, mean, within)
+        centred = (shape(chunk) - mean[labels] for chunk, labels in _chunks(known.features, own))
+        return cls(count, mean, Scatter.of(len(own), known.features.shape[1], centred))
 
     @classmethod
     def shared(cls, known: Known) -> ClassMoments:
@@ -252,10 +272,9 @@ class ClassMoments:
         found: ClassMoments = known.cache[cls]
         return found
 
-    def around(self, origin: Float[Tensor, " d"]) -> Float[Tensor, "d d"]:
-        """The sum of outer products around another point."""
-        apart = (self.mean - origin) * self.count.double().sqrt()[:, None]
-        return self.within + apart.T @ apart
+    def around(self, origin: Float[Tensor, " d"]) -> Scatter:
+        """Around another point."""
+        return self.within.plus((self.mean - origin) * self.count.double().sqrt()[:, None])
 
 
 @dataclass(frozen=True)
@@ -273,7 +292,7 @@ class TiedGaussians:
     def fit(cls, name: str, known: Known, moments: ClassMoments) -> TiedGaussians:
         """Class means, and the covariance around them."""
         features = known.features
-        spread, direction = torch.linalg.eigh(moments.within / len(features))
+        spread, direction = moments.within.directions(len(features))
         kept = spread > ROUNDING * spread.max()
         whitening = direction[:, kept] / spread[kept].sqrt()
         if whitening.shape[1] < features.shape[1]:
@@ -407,7 +426,7 @@ class VirtualLogits:
 
     head: Head
     origin: Float[Tensor, " d"]  # where all logits vanish, or come nearest to it
-    left_over: Float[Tensor, "d l"]  # an orthonormal basis of what the principal space leaves over
+    principal: Float[Tensor, "d p"]  # an orthonormal basis of the principal space
     scale: float
     rank: int
 
@@ -416,34 +435,33 @@ class VirtualLogits:
         """The principal space has the `dim` directions in which the training features are farthest from the origin."""
         head, id_features = known.head, known.features
         origin = -torch.linalg.pinv(head.weight) @ head.bias
-        scatter = ClassMoments.shared(known).around(origin)
-        spread, direction = torch.linalg.eigh(scatter / len(id_features))  # from the smallest upwards
+        spread, direction = ClassMoments.shared(known).around(origin).directions(len(id_features))
         rank = int((spread > LEAST_LEFT_OVER * spread.max()).sum())
-        dim = max(0, min(dim, rank - 1))
-        left_over = direction[:, : len(spread) - dim]
+        own = cls(head, origin, direction[:, len(spread) - max(0, min(dim, rank - 1)) :], 0.0, rank)
         # a virtual logit is on average as large as the largest logit; without any spread the energy alone counts
-        largest, virtual = (
+        largest, left_over = (
             torch.cat(parts).mean()
             for parts in zip(
-                *(
-                    (head.logits(chunk).amax(dim=1), ((chunk.double() - origin) @ left_over).norm(dim=1))
-                    for (chunk,) in _chunks(id_features)
-                ),
+                *((head.logits(x).amax(dim=1), own.left_over(x)) for (x,) in _chunks(id_features)),
                 strict=True,
             )
         )
-        scale = largest / virtual
-        return cls(head, origin, left_over, float(scale) if rank else 0.0, rank)
+        return replace(own, scale=float(largest / left_over)) if rank else own
 
     @property
     def dim(self) -> int:
         """Of the principal space."""
-        return self.left_over.shape[0] - self.left_over.shape[1]
+        return self.principal.shape[1]
+
+    def left_over(self, features: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """The norm of what the principal space leaves over."""
+        x = features.double() - self.origin
+        norm: Tensor = (x - (x @ self.principal) @ self.principal.T).norm(dim=1)
+        return norm
 
     def score(self, features: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """Energy less the virtual logit."""
-        virtual: Tensor = self.scale * ((features.double() - self.origin) @ self.left_over).norm(dim=1)
-        return energy(self.head.logits(features)) - virtual
+        return energy(self.head.logits(features)) - self.scale * self.left_over(features)
 
 
 # -- the wild data alone
@@ -473,7 +491,8 @@ class Spectral(PostHoc):
         check_count("methods.spectral.n_vectors", n, width, "features")
         self.as_given = known.as_given
         self.mean = torch.stack([self._given(x).sum(dim=0) for x in known.wild.chunks()]).sum(dim=0) / len(known.wild)
-        spread, direction = torch.linalg.eigh(_scatter(self._given(x) - self.mean for x in known.wild.chunks()))
+        centred = (self._given(x) - self.mean for x in known.wild.chunks())
+        spread, direction = Scatter.of(len(known.wild), width, centred).directions(1)
         self.vector = direction[:, -n:] * (spread[-n:].clamp(min=0).sqrt() / n).sqrt()
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:

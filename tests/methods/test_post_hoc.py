@@ -88,7 +88,7 @@ def slow_mahalanobis(features: np.ndarray, known: np.ndarray, labels: np.ndarray
     return np.array([-min((x - m) @ precision @ (x - m) for m in means.values()) for x in features])
 
 
-@pytest.mark.parametrize("cause", ["dead units", "equal units", "few samples"])
+@pytest.mark.parametrize("cause", ["dead units", "equal units", "few samples", "fewer samples than features"])
 def test_a_singular_covariance_is_inverted_where_it_can_be(cause: str) -> None:
     known, features = random_matrix(0, 60, 5).float(), random_matrix(1, 6, 5).float()
     if cause == "dead units":
@@ -97,10 +97,11 @@ def test_a_singular_covariance_is_inverted_where_it_can_be(cause: str) -> None:
         known[:, 4] = known[:, 3]
         known[:, 2] = known[:, 3]
     else:
-        known = known[:5]
+        known = known[: 5 if cause == "few samples" else 4]
     labels, notes = torch.arange(len(known)) % 2, []
     found = score_of(Mahalanobis, random_head(2, n_features=5), features, known, labels, notes)
-    assert "the ID training features spread in 3 of 5 directions" in notes[0]
+    rank = 2 if cause == "fewer samples than features" else 3
+    assert f"the ID training features spread in {rank} of 5 directions" in notes[0]
     expected = slow_mahalanobis(features.double().numpy(), known.double().numpy(), labels.numpy())
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert found.max() < 0
@@ -193,6 +194,12 @@ def test_vim_leaves_a_direction_over_where_the_training_features_span_few() -> N
     collapsed = VirtualLogits.fit(Known(head, nothing), 3)
     assert collapsed.rank == 0
     torch.testing.assert_close(collapsed.score(features), energy(head.logits(features)))
+
+
+def test_vim_of_fewer_training_samples_than_features() -> None:
+    head, known, features = random_head(0), activations(1, 6), activations(2, 5)
+    found = score_of(Vim, head, features, known, dim=3)
+    np.testing.assert_allclose(found, slow_vim(features.double().numpy(), head, known.double().numpy(), 3), rtol=1e-6)
 
 
 def test_a_principal_space_of_all_features_is_an_error() -> None:
