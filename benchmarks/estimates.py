@@ -37,8 +37,8 @@ from salcli import Detector
 from salcli.detector import stage
 from salcli.detector.monitor import ALPHA, judge_batch, looks_like
 from salcli.methods.base import Known, PostHoc, built_in
+from salcli.methods.combined import blend, members, outlier_scores, tau_name, temperatures
 from salcli.methods.sal import TAU, labeled_gradients, tau, unlabeled_gradients
-from salcli.methods.separators import blend, members, outlier_scores, tau_name, temperatures
 from salcli.params.schema import load_params
 from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
 from salcli.pipeline import filter as filter_stage

@@ -43,8 +43,7 @@ from torch.nn import functional
 from salcli.engine.batches import Rows
 from salcli.engine.linear import Examples, FullFit
 from salcli.methods.base import Head, Known
-from salcli.methods.sal import BLEND, COMMITTEE, LEARNED, TAU, fit_head, labeled_gradients, tau, unlabeled_gradients
-from salcli.methods.separators import (
+from salcli.methods.combined import (
     blend,
     committee_scores,
     learn,
@@ -53,18 +52,19 @@ from salcli.methods.separators import (
     tau_name,
     temperatures,
 )
+from salcli.methods.sal import BLEND, COMMITTEE, LEARNED, TAU, fit_head, labeled_gradients, tau, unlabeled_gradients
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
 from salcli.pipeline.filter import choose_score
 from salcli.progress import Silent
+from salcli.sal.filter_verdict import partial_excess, verdict
 from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.objective import sal_objective
 from salcli.sal.outlier_share import best_bin, estimated_share
 from salcli.sal.separation import score_threshold, separation_errors
-from salcli.sal.verdict import partial_excess, verdict
 from salcli.store.files import read_header
 from salcli.store.formats import read_wild_truth, write_candidates
 from salcli.store.layout import Experiment, Workspace

@@ -96,5 +96,5 @@ def test_the_truth_about_the_wild_data_is_read_by_diagnosis_alone() -> None:
         {str(path.relative_to(PACKAGE)) for path in MODULES if name in path.read_text()}
         for name in ("read_wild_truth", "known_truth")
     )
-    assert readers == {"store/formats.py", "pipeline/inputs.py"}
-    assert askers == {"pipeline/inputs.py", "pipeline/filter.py", "pipeline/theory.py"}
+    assert readers == {"store/formats.py", "pipeline/loading.py"}
+    assert askers == {"pipeline/loading.py", "pipeline/filter.py", "pipeline/theory.py"}

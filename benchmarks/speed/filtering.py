@@ -25,11 +25,11 @@ from benchmarks.speed.measuring import (
     seconds_of,
     side_by_side,
 )
+from salcli.methods.combined import Learned, learn
 from salcli.methods.logits import Energy, GradNorm, Msp
 from salcli.methods.sal import labeled_gradients, tau, unlabeled_gradients
-from salcli.methods.separators import Learned, learn
 from salcli.pipeline import filter as filter_stage
-from salcli.pipeline.inputs import id_representation, wild_representation
+from salcli.pipeline.loading import id_representation, wild_representation
 from salcli.sal.gradients import Factors, FactorSource, Gradients, Representation
 from salcli.store.formats import CHUNK_BYTES, RepresentationFile
 

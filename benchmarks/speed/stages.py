@@ -45,7 +45,7 @@ from salcli.engine.inference import CPU_BATCH
 from salcli.engine.training import BatchResult, Run, reproducible, train
 from salcli.models.network import Classifier
 from salcli.pipeline import evaluate, extract
-from salcli.pipeline.inputs import classifier, id_samples, ood_test_samples, wild_samples
+from salcli.pipeline.loading import classifier, id_samples, ood_test_samples, wild_samples
 from salcli.progress import Silent
 from salcli.sal.metrics import ood_metrics
 

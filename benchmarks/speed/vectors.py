@@ -36,14 +36,14 @@ from benchmarks.speed.measuring import (
 )
 from salcli.data.decoding import Shape, decode, one_ahead
 from salcli.data.folders import image_files
-from salcli.data.samples import Source
+from salcli.data.sets import Source
 from salcli.methods.base import Head, Known, PostHoc, built_in
+from salcli.methods.combined import Combined
 from salcli.methods.features import Neighbours
-from salcli.methods.separators import Combined
 from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
 from salcli.pipeline.embed import ON_A_CPU, ON_A_GPU, embedder_for
-from salcli.pipeline.inputs import id_representation, id_samples, wild_representation
+from salcli.pipeline.loading import id_representation, id_samples, wild_representation
 from salcli.progress import Silent
 from salcli.store import files as store
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from salcli.data import readers
 from salcli.data.folders import image_files, read_folder
-from salcli.data.samples import Fit, Samples, Source
+from salcli.data.sets import Fit, Samples, Source
 from salcli.data.vectors import read_vectors
 from salcli.errors import DataError, unknown_name
 

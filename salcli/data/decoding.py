@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from salcli.data.duplicates import Digests, sample_digests
-from salcli.data.samples import Fit, Source, file_size
+from salcli.data.sets import Fit, Source, file_size
 from salcli.errors import DataError, printable
 from salcli.progress import Task
 

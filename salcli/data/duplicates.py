@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.samples import file_size
+from salcli.data.sets import file_size
 from salcli.progress import Silent, Task
 
 Digests = NDArray[np.void]  # n, 16 bytes each

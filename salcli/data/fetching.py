@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 from salcli import __version__
 from salcli.data.archives import is_archive, unpack
 from salcli.data.catalogue import DataSet, RemoteFile, data_set, stand_ins
-from salcli.data.samples import file_size
+from salcli.data.sets import file_size
 from salcli.errors import DataError, FetchError, SalError
 from salcli.progress import Progress, Silent, Task
 

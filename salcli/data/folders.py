@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from salcli.data.samples import Source, concatenated, joined, numbered
+from salcli.data.sets import Source, concatenated, joined, numbered
 from salcli.data.vectors import ANY, ARRAYS, PARTS, TABLES, Columns, beside_npy, for_testing, read_vectors
 from salcli.errors import DataError
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.samples import Samples, Source, joined, shown
+from salcli.data.sets import Samples, Source, joined, shown
 from salcli.errors import DataError
 from salcli.sal.seeding import generator
 

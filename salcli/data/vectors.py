@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salcli.data.readers import channels_first, numbered_labels
-from salcli.data.samples import LARGEST_VALUE, Source, check_unique, numbered, shown, some_of
+from salcli.data.sets import LARGEST_VALUE, Source, check_unique, numbered, shown, some_of
 from salcli.errors import DataError, did_you_mean, printable
 
 ARRAYS, TABLES = (".npz", ".npy"), (".parquet", ".pq")

@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from salcli.data.decoding import one_ahead
-from salcli.data.samples import LARGEST_SIDE, some_of
+from salcli.data.sets import LARGEST_SIDE, some_of
 from salcli.data.vectors import ANY, Columns
 from salcli.detector.decisions import check_fdr, false_discovery_cutoff, p_values, too_few_to_flag
 from salcli.detector.images import ImageFormat, as_paths

@@ -13,7 +13,7 @@ from PIL import Image
 
 from salcli.data.decoding import BROKEN, Interpolation, Shape, decode, fit_array, fit_picture, plain
 from salcli.data.folders import SUFFIXES
-from salcli.data.samples import Fit, Source
+from salcli.data.sets import Fit, Source
 from salcli.data.vectors import ANY, ARRAYS, TABLES, Columns
 from salcli.errors import DataError, UsageMistakeError, printable
 from salcli.progress import Silent

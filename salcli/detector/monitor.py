@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salcli.data.folders import files_below
-from salcli.data.samples import some_of
+from salcli.data.sets import some_of
 from salcli.data.vectors import ANY, Columns, cell_texts, check_columns, opened
 from salcli.detector.decisions import holm, log_wealth, online_p_values, p_values
 from salcli.detector.detector import Detector

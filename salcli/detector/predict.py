@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salcli.data.folders import files_below
-from salcli.data.samples import some_of
+from salcli.data.sets import some_of
 from salcli.data.vectors import ANY, Columns
 from salcli.detector.decisions import check_fdr, false_discovery_cutoff, too_few_to_flag
 from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned, custom_code

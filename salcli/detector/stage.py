@@ -27,7 +27,7 @@ from salcli.models.network import Classifier
 from salcli.models.pretrained import Embedder
 from salcli.params.schema import Params
 from salcli.pipeline.embed import embedder_for
-from salcli.pipeline.inputs import id_representation, id_samples, wild_representation
+from salcli.pipeline.loading import id_representation, id_samples, wild_representation
 from salcli.progress import Progress, Silent, Task
 from salcli.store.files import Found, fingerprint, read_header, reading_json
 from salcli.store.formats import read_network

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from salcli.data.folders import SUFFIXES
-from salcli.data.samples import LARGEST_VALUE, shown, some_of
+from salcli.data.sets import LARGEST_VALUE, shown, some_of
 from salcli.data.vectors import (
     ANY,
     ARRAYS,

@@ -1,4 +1,7 @@
-"""One training loop for every network: on one device or several, resumable. It prints nothing."""
+"""One training loop for every network, on one device or several, resumable; and its default objective (Eq. 3).
+
+It prints nothing.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -26,7 +26,7 @@ class Backbone(nn.Module):
 
     n_features: int
 
-    # How published weights of this network name their parts (see salcli/models/weights.py).
+    # How published weights of this network name their parts (see salcli/models/given_weights.py).
     weights_prefix: str = ""  # stands before our names and not before theirs
     head_names: tuple[str, ...] = ("fc", "linear", "classifier")
     unused_weights: tuple[str, ...] = ()  # prefixes of names that have no counterpart here

@@ -1,4 +1,4 @@
-"""The ID classifier h_w and the OOD classifier g_θ, on top of any backbone."""
+"""The ID classifier h_w and the OOD classifier g_θ, on top of any backbone. Networks of rivals are in methods/."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -43,8 +43,8 @@ from salcli.models.custom import (
     make_importable,
     timm_with,
 )
+from salcli.models.given_weights import WeightsReport, check_is_file, load_backbone, load_state, read_state_dict
 from salcli.models.network import Classifier
-from salcli.models.weights import WeightsReport, check_is_file, load_backbone, load_state, read_state_dict
 
 PRETRAINED: Final = "pretrained"  # model.weights: those that the library publishes
 WITH_FILE: Final = "--weights FILE (in params.yaml: model.weights)"

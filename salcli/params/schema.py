@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails
 
 from salcli.data.catalogue import DATA_SETS, labeled_sets
 from salcli.data.folders import NAME, RESERVED
-from salcli.data.samples import LARGEST_SIDE
+from salcli.data.sets import LARGEST_SIDE
 from salcli.data.vectors import Columns
 from salcli.errors import ParamsError, SalError, did_you_mean, unknown_name
 from salcli.methods.base import (

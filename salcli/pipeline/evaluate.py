@@ -20,7 +20,7 @@ from salcli.methods.base import ALL_ID, Head, IdTrained, InputScore, Known, Meth
 from salcli.methods.sal import protocol, variant_label
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import (
+from salcli.pipeline.loading import (
     IdPart,
     classifier,
     id_representation,

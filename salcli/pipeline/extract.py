@@ -14,7 +14,7 @@ from salcli.engine.device import computing
 from salcli.engine.inference import in_batches
 from salcli.errors import TrainingError
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import IdPart, classifier, id_samples, ood_test_samples, wild_holdout_samples, wild_samples
+from salcli.pipeline.loading import IdPart, classifier, id_samples, ood_test_samples, wild_holdout_samples, wild_samples
 from salcli.progress import Progress, Silent
 from salcli.sal.gradients import Representation
 from salcli.store.formats import writing_representation

@@ -18,7 +18,7 @@ from salcli.engine.batches import Rows
 from salcli.engine.device import computing, processes, resolve_device
 from salcli.engine.inference import outputs_of
 from salcli.errors import ThresholdError
-from salcli.methods import separators
+from salcli.methods import combined
 from salcli.methods.base import Head, InputScore, Known, PostHoc
 from salcli.methods.sal import (
     BLEND,
@@ -34,7 +34,7 @@ from salcli.methods.sal import (
 from salcli.models.backbones import AUTO
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import (
+from salcli.pipeline.loading import (
     IdPart,
     classifier,
     id_representation,
@@ -44,6 +44,7 @@ from salcli.pipeline.inputs import (
     wild_samples,
 )
 from salcli.progress import Progress, Silent, Task
+from salcli.sal.filter_verdict import CONFIDENCE, Verdict, partial_excess, resampled_excess, verdict
 from salcli.sal.gradients import of_each_sample
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.outlier_share import DRIFT, drift_of
@@ -56,7 +57,6 @@ from salcli.sal.separation import (
     score_threshold,
     separation_errors,
 )
-from salcli.sal.verdict import CONFIDENCE, Verdict, partial_excess, resampled_excess, verdict
 from salcli.store.files import as_json, write_json
 from salcli.store.formats import Candidates, RepresentationFile, write_candidates
 from salcli.store.layout import Experiment, Workspace
@@ -145,7 +145,7 @@ class Filtered:
 
 
 def _found_sentence(found: Verdict, score: str) -> str:
-    name = "τ" if separators.is_tau(score) else score
+    name = "τ" if combined.is_tau(score) else score
     if found.found_something:
         return (
             f"{found.n_candidates:,} candidates by {name}, {found.beyond:.0f} ± {found.margin:.0f} more than ID data "
@@ -180,7 +180,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         chosen, trials = choose_score(scores, data.ranks, own.threshold_quantile, experiment)
     else:
         found = data.scores(chosen)
-        chosen = separators.tau_name(float(own.temperature)) if chosen == TAU else chosen
+        chosen = combined.tau_name(float(own.temperature)) if chosen == TAU else chosen
         scores = {chosen: found}
     wild, calibrating = scores[chosen]
     defined = calibrating[~calibrating.isnan()]
@@ -245,15 +245,15 @@ class _Data:
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
         """The wild and the calibrating samples in an order that does not depend on their rows."""
         seed = self.experiment.seed
-        return separators.ranks_by_content(self.wild, seed), separators.ranks_by_content(self.calibration, seed)
+        return combined.ranks_by_content(self.wild, seed), combined.ranks_by_content(self.calibration, seed)
 
-    def all_scores(self) -> separators.Scores:
+    def all_scores(self) -> combined.Scores:
         """By every score that needs no pass over samples and works here; only τ has to."""
         single = self._taus() | self._post_hoc_scores()
-        found = {**single, COMMITTEE: separators.committee_scores(single)}
+        found = {**single, COMMITTEE: combined.committee_scores(single)}
         with self._task(BLEND, 1, "separator") as task:
             try:
-                found[BLEND] = separators.blend(self.wild, self.calibration, single, self.experiment.seed)
+                found[BLEND] = combined.blend(self.wild, self.calibration, single, self.experiment.seed)
             except ThresholdError as error:
                 self.notes.append(f"auto leaves out {BLEND}: {error}")
             task.advance(1)
@@ -264,11 +264,11 @@ class _Data:
         if name == TAU:
             return self._tau(float(self.params.filter.temperature))
         if name == COMMITTEE:
-            return separators.committee_scores(self._post_hoc_scores())
+            return combined.committee_scores(self._post_hoc_scores())
         if name == LEARNED:
             found = self._taus() | self._post_hoc_scores()
             with self._task(LEARNED, 1, "separator") as task:
-                learned = separators.learn(self.wild, self.calibration, found, self.experiment.seed)
+                learned = combined.learn(self.wild, self.calibration, found, self.experiment.seed)
                 task.advance(1)
             return learned.wild, learned.calibration
         method = self.params.method(name)
@@ -282,14 +282,14 @@ class _Data:
 
     def _taus(self) -> dict[str, tuple[Tensor, Tensor]]:
         """At every temperature."""
-        return {separators.tau_name(one): self._tau(one) for one in separators.temperatures(self.params.filter)}
+        return {combined.tau_name(one): self._tau(one) for one in combined.temperatures(self.params.filter)}
 
     def _post_hoc_scores(self) -> dict[str, tuple[Tensor, Tensor]]:
         """By every post-hoc score that works here."""
-        asked, sources = separators.members(self.params), [self.wild, self.calibration]
+        asked, sources = combined.members(self.params), [self.wild, self.calibration]
         found = {}
         with self._task("post-hoc scores", len(asked), "scores") as task:
-            working = separators.working_scores(self.params.filter.score, asked, self._known(), sources)
+            working = combined.working_scores(self.params.filter.score, asked, self._known(), sources)
             for name, (wild, calibrating) in working:
                 found[name] = wild, calibrating
                 task.advance(1)
@@ -305,16 +305,16 @@ class _Data:
 
     def _by_representation(self, method: PostHoc) -> tuple[Tensor, Tensor]:
         if not self.calibrates_on_training_data:
-            wild, calibrating = separators.outlier_scores(method, self._known(), [self.wild, self.calibration])
+            wild, calibrating = combined.outlier_scores(method, self._known(), [self.wild, self.calibration])
             return wild, calibrating
-        (wild,) = separators.outlier_scores(method, self._known(), [self.wild])
-        return wild, separators.finite(method.name, -method.scores(self.calibrating, fitted_on=True))
+        (wild,) = combined.outlier_scores(method, self._known(), [self.wild])
+        return wild, combined.finite(method.name, -method.scores(self.calibrating, fitted_on=True))
 
     def _tau(self, temperature: float) -> tuple[Tensor, Tensor]:
         own, seed, n_classes = self.params.filter.softened(temperature), self.experiment.seed, self.wild.n_classes
         device = resolve_device(self.params.device)
         wild, id_train = unlabeled_gradients(self.wild, own, seed, "wild"), labeled_gradients(self.id_train, own)
-        with self._task(separators.tau_name(temperature), n_classes, "classes") as task:
+        with self._task(combined.tau_name(temperature), n_classes, "classes") as task:
             if own.calibration == "id-svd":
                 (wild_tau,) = tau(wild, [wild], id_train, n_classes, own, device, task)
                 (id_tau,) = tau(id_train, [id_train], id_train, n_classes, own, device)
@@ -334,13 +334,13 @@ class _Data:
 
             def scored(rows: Rows) -> Tensor:
                 outputs = outputs_of(self.classifier, method.outputs(self.classifier), rows, size, compute, task)
-                return separators.finite(method.name, -method.score(outputs[0]))
+                return combined.finite(method.name, -method.score(outputs[0]))
 
             return scored(wild), scored(calibrating)
 
 
 def choose_score(
-    scores: separators.Scores, ranks: tuple[np.ndarray, np.ndarray], quantile: float, experiment: Experiment
+    scores: combined.Scores, ranks: tuple[np.ndarray, np.ndarray], quantile: float, experiment: Experiment
 ) -> tuple[str, list[Trial]]:
     """The score to separate with, and the trials of all. `ranks` order the wild and the calibrating samples by content,
     so that the order of rows does not matter.
@@ -385,7 +385,7 @@ def _choice(trials: list[Trial]) -> int:
     return next((by_name[name] for name in (BLEND, COMMITTEE) if name in by_name), finds_most)
 
 
-def _diagnosed(trial: Trial, scores: separators.Scores, is_ood: Tensor | None) -> Trial:
+def _diagnosed(trial: Trial, scores: combined.Scores, is_ood: Tensor | None) -> Trial:
     """The trial beside the truth, where it is known."""
     if is_ood is None:
         return trial

@@ -16,7 +16,7 @@ from salcli.data.catalogue import custom_paths, data_root, load_source
 from salcli.data.decoding import Block, Shape, check_kind, decode, one_ahead, vector_blocks
 from salcli.data.duplicates import Digests, first_of_each, not_in
 from salcli.data.folders import read_custom, top_folder
-from salcli.data.samples import Source, check_same_shape, some_of, with_calibration
+from salcli.data.sets import Source, check_same_shape, some_of, with_calibration
 from salcli.data.splits import IdSplit, OodSplit, hold_out, mix_wild, recycle_wild, split_id, split_ood, wild_as_it_is
 from salcli.data.vectors import how_to_label
 from salcli.errors import BadArtifactError, DataError, printable

@@ -19,7 +19,7 @@ import numpy as np
 
 from salcli.errors import ReviewError, check_regular, did_you_mean
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import class_names, wild_file_names
+from salcli.pipeline.loading import class_names, wild_file_names
 from salcli.store.files import Found, fingerprint, write_csv, write_text
 from salcli.store.formats import Candidates, read_candidates
 from salcli.store.layout import Experiment, Workspace

@@ -16,7 +16,7 @@ from salcli.methods.features import Neighbours
 from salcli.methods.logits import msp
 from salcli.methods.sal import TAU
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import id_representation, known_truth, wild_representation
+from salcli.pipeline.loading import id_representation, known_truth, wild_representation
 from salcli.progress import Progress, Silent
 from salcli.sal import theory as theorems
 from salcli.sal.gradients import Gradients, Representation

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from salcli.data import readers
-from salcli.data.samples import Samples
+from salcli.data.sets import Samples
 from salcli.engine.training import Sgd, reproducible
 from salcli.models.network import Classifier, NetworkSpec
 from salcli.progress import Progress, Silent

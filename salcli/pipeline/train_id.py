@@ -22,8 +22,8 @@ from salcli.methods.base import LBFGS, Start
 from salcli.models.network import Classifier, check_custom_head
 from salcli.models.pretrained import PRETRAINED, load_given
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import id_samples
-from salcli.pipeline.networks import code_of_network, network_spec
+from salcli.pipeline.loading import id_samples
+from salcli.pipeline.network_spec import code_of_network, network_spec
 from salcli.progress import Progress, Silent
 from salcli.store.files import fingerprint, write_csv, write_json
 from salcli.store.formats import ResumePoint, write_network

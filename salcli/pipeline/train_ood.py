@@ -18,8 +18,8 @@ from salcli.errors import TrainingError
 from salcli.methods.base import LBFGS, IdTrained, Start, Trained, TrainParams, WildTrained, find_method
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
-from salcli.pipeline.inputs import classifier, id_samples, wild_samples
-from salcli.pipeline.networks import code_of_network, network_spec
+from salcli.pipeline.loading import classifier, id_samples, wild_samples
+from salcli.pipeline.network_spec import code_of_network, network_spec
 from salcli.pipeline.review import reviewed
 from salcli.progress import Progress, Silent
 from salcli.store.files import fingerprint, write_csv

@@ -12,7 +12,7 @@ from salcli.data.catalogue import DATA_SETS
 from salcli.data.decoding import Look, look
 from salcli.data.duplicates import file_digests, sample_digests
 from salcli.data.folders import SUFFIXES, files_below, name_for, read_custom
-from salcli.data.samples import Source, with_calibration
+from salcli.data.sets import Source, with_calibration
 from salcli.data.vectors import Columns
 from salcli.errors import DataError, UsageMistakeError, printable
 from salcli.pipeline.prepare import check_classes

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from salcli.data.decoding import Shape, decode
-from salcli.data.samples import Source
+from salcli.data.sets import Source
 from salcli.engine.device import resolve_device
 from salcli.engine.linear import MOST_TO_CHOOSE_ON
 from salcli.engine.linear import SMALL as CROSS_VALIDATED

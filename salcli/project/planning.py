@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from salcli.data.samples import some_of
+from salcli.data.sets import some_of
 from salcli.data.splits import OFFICIAL, split_id
 from salcli.data.vectors import ANY, Columns
 from salcli.errors import DataError, UsageMistakeError

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from salcli.errors import BadArtifactError, ReviewError
-from salcli.pipeline.inputs import id_samples, ood_test_samples, wild_file_names, wild_samples
+from salcli.pipeline.loading import id_samples, ood_test_samples, wild_file_names, wild_samples
 from salcli.pipeline.prepare import original_images
 from salcli.pipeline.review import ReviewRow, just_below, ranked_candidates
 from salcli.report.findings import Findings

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from salcli.data.duplicates import DIGEST_BYTES, Digests, sample_digests
-from salcli.data.samples import LARGEST_VALUE, Samples, shown, some_of
+from salcli.data.sets import LARGEST_VALUE, Samples, shown, some_of
 from salcli.data.splits import IdSplit, Index
 from salcli.errors import BadArtifactError, ModelError, StorageError, UnknownNameError, check_regular
 from salcli.models.backbones import is_hooked

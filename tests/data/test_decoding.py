@@ -25,7 +25,7 @@ from salcli.data.decoding import (
     read_picture,
 )
 from salcli.data.folders import image_files
-from salcli.data.samples import Source
+from salcli.data.sets import Source
 from salcli.errors import DataError
 
 

@@ -15,7 +15,7 @@ from helpers.web import Web, serving
 from salcli.data import catalogue
 from salcli.data.catalogue import DATA_SETS, DataSet, RemoteFile
 from salcli.data.fetching import download, fetch, status
-from salcli.data.samples import Source
+from salcli.data.sets import Source
 from salcli.errors import FetchError, UnknownNameError
 from salcli.progress import Silent
 

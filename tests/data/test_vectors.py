@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from salcli.data.folders import read_custom, read_from_custom
-from salcli.data.samples import Source
+from salcli.data.sets import Source
 from salcli.data.vectors import Columns
 from salcli.errors import DataError
 from salcli.pipeline.prepare import check_classes

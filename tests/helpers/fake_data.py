@@ -17,7 +17,7 @@ from scipy.io import savemat
 
 from salcli.data.catalogue import load_source
 from salcli.data.decoding import Shape, decode
-from salcli.data.samples import Source
+from salcli.data.sets import Source
 from salcli.errors import DataError
 from salcli.progress import Silent
 

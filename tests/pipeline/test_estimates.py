@@ -18,7 +18,7 @@ from salcli.errors import DataError
 from salcli.methods.base import Head, Known
 from salcli.pipeline import evaluate, extract, prepare, train_ood
 from salcli.pipeline import filter as filter_stage
-from salcli.pipeline.inputs import classifier, id_representation
+from salcli.pipeline.loading import classifier, id_representation
 from salcli.report.results import Results, results_view
 from salcli.sal.estimates import estimated as estimated_from
 from salcli.sal.gradients import Representation

@@ -15,7 +15,7 @@ from salcli.errors import MissingArtifactError
 from salcli.methods.base import InputScore, PostHoc, built_in
 from salcli.pipeline import evaluate, extract, prepare
 from salcli.pipeline import filter as filter_stage
-from salcli.pipeline.inputs import ood_test_samples
+from salcli.pipeline.loading import ood_test_samples
 from salcli.sal.metrics import ood_metrics
 from salcli.store.files import read_arrays
 from salcli.store.formats import read_samples, read_wild_set

@@ -7,7 +7,7 @@ from helpers.stages import params_of, stored, written
 
 from salcli.params.schema import Params
 from salcli.pipeline import extract
-from salcli.pipeline.inputs import classifier, id_samples, ood_test_samples, wild_samples
+from salcli.pipeline.loading import classifier, id_samples, ood_test_samples, wild_samples
 from salcli.sal.gradients import Gradients
 from salcli.store.formats import RepresentationFile
 from salcli.store.layout import Artifact, Workspace

@@ -25,10 +25,10 @@ from salcli.params.schema import Params, separators
 from salcli.pipeline import filter as filter_stage
 from salcli.pipeline import theory, train_ood
 from salcli.pipeline.filter import Filtered, choose_score
-from salcli.pipeline.inputs import classifier
+from salcli.pipeline.loading import classifier
+from salcli.sal.filter_verdict import partial_excess
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.seeding import generator
-from salcli.sal.verdict import partial_excess
 from salcli.store.formats import read_candidates, read_wild_truth
 from salcli.store.layout import Workspace
 

@@ -99,7 +99,7 @@ def test_another_code_of_a_method_changes_the_method_and_no_stage(copy: Copy, fa
     names = {f"methods.{name}" for name, own in fingerprints.method_families().items() if own == family}
     assert names
     assert names | {"evaluated"} <= changed
-    stages = {"sal": {"code.filter", "code.evaluate", "code.detector"}, "separators": {"code.filter"}}
+    stages = {"sal": {"code.filter", "code.evaluate", "code.detector"}, "combined": {"code.filter"}}
     assert changed & STAGES == stages.get(family, set())
     users = {
         one for one in FAMILIES if f"salcli.methods.{family} import" in (copy.package / f"methods/{one}.py").read_text()
@@ -120,9 +120,9 @@ def test_another_code_of_a_stage_changes_that_stage_alone(copy: Copy, stage: str
     ("modules", "changed"),
     [
         (["data/readers", "data/catalogue", "data/fetching", "data/decoding"], {"code.prepare", "code.detector"}),
-        (["models/weights"], {"code.train_id", "code.train_ood", "code.detector"}),
+        (["models/given_weights"], {"code.train_id", "code.train_ood", "code.detector"}),
         (["store/formats"], STAGES - {"code.summary"}),
-        (["sal/verdict"], {"code.filter", "methods.committee", "methods.separator", "evaluated"}),
+        (["sal/filter_verdict"], {"code.filter", "methods.committee", "methods.separator", "evaluated"}),
         (["sal/theory", "pipeline/theory", "pipeline/toy", "pipeline/fingerprints", "detector/export"], set()),
         (["params/schema", "params/reading", "errors", "progress", "store/layout"], set()),
         (["cli/app", "cli/stages", "cli/session", "report/page", "project/planning"], set()),

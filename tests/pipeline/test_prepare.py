@@ -19,7 +19,7 @@ from salcli.errors import DataError
 from salcli.models.pretrained import EmbedderSpec, Preprocessing
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import embed, prepare
-from salcli.pipeline.inputs import known_truth, ood_test_samples, wild_samples
+from salcli.pipeline.loading import known_truth, ood_test_samples, wild_samples
 from salcli.store.files import read_header
 from salcli.store.formats import (
     read_digests,

@@ -22,7 +22,7 @@ from salcli.params.presets import default_text
 from salcli.params.reading import edited
 from salcli.params.schema import load_params
 from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
-from salcli.pipeline.inputs import id_samples, ood_test_samples
+from salcli.pipeline.loading import id_samples, ood_test_samples
 from salcli.store.files import read_arrays
 from salcli.store.formats import read_network
 from salcli.store.layout import TEST_SCORES, Experiment, Workspace

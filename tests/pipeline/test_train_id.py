@@ -8,7 +8,7 @@ import pytest
 from helpers.quick import EXPERIMENT
 from helpers.stages import params_of
 
-from salcli.pipeline import networks, train_id
+from salcli.pipeline import train_id
 from salcli.pipeline.train_id import TrainedClassifier
 from salcli.store.files import read_header
 from salcli.store.formats import read_id_split, read_samples
@@ -27,7 +27,7 @@ def test_mean_and_std_are_given_or_those_of_the_training_images(
     run(workspace, model__mean=[0.25], model__std=[0.5])
     spec = read_header(workspace.find(EXPERIMENT.classifier)).spec
     assert (spec["mean"], spec["std"]) == ([0.25], [0.5])
-    monkeypatch.setattr(networks, "ROWS_FOR_STATISTICS", 100)  # several blocks
+    monkeypatch.setattr(network_spec, "ROWS_FOR_STATISTICS", 100)  # several blocks
     run(workspace)
     spec = read_header(workspace.find(EXPERIMENT.classifier)).spec
     images = read_samples(workspace.find(prepared_set("digits-0-7"))).array

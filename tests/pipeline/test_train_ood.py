@@ -17,7 +17,7 @@ from salcli.methods.base import WildTrained, built_in
 from salcli.methods.sal import START_PENALTY
 from salcli.models.network import Classifier, OodClassifier
 from salcli.pipeline import evaluate, train_ood
-from salcli.pipeline.inputs import classifier, id_samples, ood_test_samples, wild_samples
+from salcli.pipeline.loading import classifier, id_samples, ood_test_samples, wild_samples
 from salcli.pipeline.review import rows_for_review, write_review
 from salcli.pipeline.train_ood import TrainedNetwork
 from salcli.store.files import read_arrays, read_header

@@ -21,7 +21,7 @@ from PIL import Image
 
 from salcli.errors import MissingArtifactError
 from salcli.params.schema import Params, load_params
-from salcli.pipeline.inputs import wild_samples
+from salcli.pipeline.loading import wild_samples
 from salcli.pipeline.review import reviewed
 from salcli.progress import Silent
 from salcli.report.figures import histogram_chart, roc_chart

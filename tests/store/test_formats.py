@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from salcli.data.duplicates import sample_digests
-from salcli.data.samples import Samples
+from salcli.data.sets import Samples
 from salcli.errors import BadArtifactError
 from salcli.models.network import Classifier
 from salcli.sal.gradients import Representation

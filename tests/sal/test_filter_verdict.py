@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from salcli.detector.decisions import p_values
-from salcli.sal.outlier_share import best_bin, estimated_share
-from salcli.sal.separation import discoveries_threshold, score_threshold
-from salcli.sal.verdict import (
+from salcli.sal.filter_verdict import (
     QUANTILES,
     NormalQuantiles,
     partial_excess,
     resampled_excess,
     verdict,
 )
+from salcli.sal.outlier_share import best_bin, estimated_share
+from salcli.sal.separation import discoveries_threshold, score_threshold
 
 
 def normal(seed: int, n: int, mean: float = 0.0) -> Tensor:

@@ -23,9 +23,9 @@ from torch import Tensor
 from salcli.errors import ParamsError, ThresholdError
 from salcli.methods.base import Known, PostHoc, below, built_in, method
 from salcli.methods.sal import SOFTENED, TAU, FilterParams, OutlierDirections, known_tau
+from salcli.sal.filter_verdict import N_RESAMPLES, NormalQuantiles, partial_excess, resampled_excess
 from salcli.sal.gradients import Representation, RepresentationSource, of_each_sample
 from salcli.sal.seeding import derived_seed, generator
-from salcli.sal.verdict import N_RESAMPLES, NormalQuantiles, partial_excess, resampled_excess
 
 N_FOLDS = 10
 LEAST_CALIBRATION = 20  # samples; with fewer, most folds have one or none

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from salcli.errors import WeightsError
+from salcli.models.given_weights import WeightsReport
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
 from salcli.models.pretrained import load_given
-from salcli.models.weights import WeightsReport
 
 State = dict[str, Tensor]
 

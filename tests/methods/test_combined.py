@@ -11,12 +11,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from salcli.errors import ThresholdError
-from salcli.methods import separators
+from salcli.methods import combined
 from salcli.methods.base import Head, Known
-from salcli.methods.features import Mahalanobis
-from salcli.methods.logits import Energy, GradNorm, Msp
-from salcli.methods.sal import FilterParams
-from salcli.methods.separators import (
+from salcli.methods.combined import (
     CombinedParams,
     Committee,
     Separator,
@@ -25,10 +22,13 @@ from salcli.methods.separators import (
     learn,
     ranks_by_content,
 )
+from salcli.methods.features import Mahalanobis
+from salcli.methods.logits import Energy, GradNorm, Msp
+from salcli.methods.sal import FilterParams
 from salcli.pipeline.filter import Trial, choose_score
+from salcli.sal.filter_verdict import NormalQuantiles
 from salcli.sal.gradients import Representation
 from salcli.sal.separation import score_threshold
-from salcli.sal.verdict import NormalQuantiles
 
 FILTER = FilterParams(
     score="learned", threshold_quantile=0.95, fdr=None, calibration="holdout", temperature=1.0, svd="class-conditional",
@@ -118,11 +118,11 @@ def test_all_folds_are_fitted_together_as_scikit_learn_fits_each() -> None:
     x, n_wild, n_columns = rng.normal(size=(130, 5)) @ rng.normal(size=(5, 12)) + 7, 90, 12
     x[:20, 3] += 2
     x[:, 5], fold = 0.1, np.arange(130) % 10
-    found = separators._models(x.copy(), n_wild, fold != np.arange(10)[:, None], (1e-3, 0.1))
+    found = combined._models(x.copy(), n_wild, fold != np.arange(10)[:, None], (1e-3, 0.1))
     y = np.arange(130) < n_wild
     for k in range(10):
         own, label = x[fold != k], y[fold != k]
-        spread = np.where(np.arange(n_columns) == 5, 1.0, own.std(axis=0)) / ([1] * 11 + [separators.COMMITTEE_SCALE])
+        spread = np.where(np.arange(n_columns) == 5, 1.0, own.std(axis=0)) / ([1] * 11 + [combined.COMMITTEE_SCALE])
         scaled = (own - own.mean(axis=0)) / spread
         weight = (~label).sum() / np.where(label, label.sum(), (~label).sum())
         model = LogisticRegression(tol=1e-8, max_iter=10_000)  # the optimum; ours stops at a gradient of 1e-4

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from salcli.data.duplicates import Digests, not_in
-from salcli.data.samples import check_same_shape
+from salcli.data.sets import check_same_shape
 from salcli.data.splits import split_ood
 from salcli.engine.batches import LabeledRows, Rows
 from salcli.errors import BadArtifactError, DataError
