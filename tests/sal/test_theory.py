@@ -9,22 +9,10 @@ from helpers.representations import random_factors
 from hypothesis import given
 from hypothesis import strategies as st
 
+from salcli.sal import theory
 from salcli.sal.gradients import mean_gradient
 from salcli.sal.separation import separation_errors
 from salcli.sal.spectrum import CentredGradients, top_singular_vectors
-from salcli.sal.theory import (
-    GradientView,
-    contamination,
-    discrepancy,
-    error_curve,
-    estimated_error_curve,
-    gradient_moments,
-    mean_pairwise_distance,
-    missed_bound,
-    outlier_mean_bound,
-    printed_main_error,
-    required_discrepancy,
-)
 
 
 def normal(seed: int, n: int, mean: float = 0.0) -> torch.Tensor:
@@ -35,26 +23,26 @@ def normal(seed: int, n: int, mean: float = 0.0) -> torch.Tensor:
 def test_zeta_is_the_norm_of_the_difference_of_the_dense_mean_gradients(seed: int, n: int, m: int) -> None:
     P, Q = random_factors(n, 3, 5, seed), random_factors(m, 3, 5, seed + 1)
     dense = [factors.dense().double() for factors in (P, Q)]
-    found = discrepancy(gradient_moments(P), gradient_moments(Q))
+    found = theory.discrepancy(theory.gradient_moments(P), theory.gradient_moments(Q))
     assert found.zeta == pytest.approx(float((dense[0].mean(0) - dense[1].mean(0)).norm()), rel=1e-6)
     noise = sum(float(one.var(0).sum()) / len(one) for one in dense)
     assert found.noise == pytest.approx(math.sqrt(noise), rel=1e-5)
-    assert math.isnan(gradient_moments(P[:1]).mean_square_error), "one sample has no noise estimate"
+    assert math.isnan(theory.gradient_moments(P[:1]).mean_square_error), "one sample has no noise estimate"
 
 
 def test_the_condition_is_that_of_table_5() -> None:
-    shown = [round(required_discrepancy(pi), 2) for pi in (0.05, 0.1, 0.2, 0.5, 0.9, 1.0)]
+    shown = [round(theory.required_discrepancy(pi), 2) for pi in (0.05, 0.1, 0.2, 0.5, 0.9, 1.0)]
     assert shown == [0.23, 0.32, 0.45, 0.71, 0.96, 1.01]
-    assert outlier_mean_bound(2.0, 0.5) == pytest.approx(0.98 * 4 / 0.5)
+    assert theory.outlier_mean_bound(2.0, 0.5) == pytest.approx(0.98 * 4 / 0.5)
 
 
 def test_the_pairwise_distance_is_affine_in_pi_with_an_offset_and_definition_2_has_none() -> None:
     """The slow truth is a double loop. Only the first tells apart two samples of one distribution."""
     P, inliers, outliers = (normal(seed, 600, mean).reshape(-1, 3) for seed, mean in ((0, 0.0), (1, 0.0), (2, 4.0)))
     slow = np.mean([[float((p - q).norm()) for q in outliers[:9]] for p in P[:7]])
-    assert mean_pairwise_distance(P[:7], outliers[:9]) == pytest.approx(slow)
-    offset, end = (mean_pairwise_distance(P, one) for one in (inliers, outliers))
-    half = mean_pairwise_distance(P, torch.cat([inliers, outliers]))
+    assert theory.mean_pairwise_distance(P[:7], outliers[:9]) == pytest.approx(slow)
+    offset, end = (theory.mean_pairwise_distance(P, one) for one in (inliers, outliers))
+    half = theory.mean_pairwise_distance(P, torch.cat([inliers, outliers]))
     assert half == pytest.approx((offset + end) / 2)
     assert offset > 2 > float((P.mean(0) - inliers.mean(0)).norm()) * 10
 
@@ -67,19 +55,19 @@ def test_no_more_outliers_are_missed_than_the_corrected_bound_allows(tau: list[f
     """For any scores, any T below their upper bound, and any lower bound on their mean."""
     scores, largest = np.array(tau), slack * max(tau)
     threshold, missed = at * max(tau), float(np.mean(np.array(tau) <= at * max(tau)))
-    assert missed <= missed_bound(float(scores.mean()), largest, threshold) + 1e-9
-    assert missed <= missed_bound(float(scores.mean()) / slack, largest, threshold) + 1e-9
+    assert missed <= theory.missed_bound(float(scores.mean()), largest, threshold) + 1e-9
+    assert missed <= theory.missed_bound(float(scores.mean()) / slack, largest, threshold) + 1e-9
     if 0 < largest <= 1 and threshold < largest:
-        assert missed <= printed_main_error(float(scores.mean()), largest, threshold) + 1e-9
+        assert missed <= theory.printed_main_error(float(scores.mean()), largest, threshold) + 1e-9
 
 
 def test_the_printed_main_error_is_no_bound_where_scores_exceed_1_and_the_corrected_one_is_tight() -> None:
     """Seven of ten outliers with τ = 0, three with τ = 4: a mean above 1, so δ(T) = 0."""
-    assert printed_main_error(1.2, largest=4.0, threshold=0.0) == 0
-    assert missed_bound(1.2, largest=4.0, threshold=0.0) == pytest.approx(0.7)
-    assert math.isnan(missed_bound(math.nan, 4.0, 0.0)), "the mean is not known where there are no outliers"
+    assert theory.printed_main_error(1.2, largest=4.0, threshold=0.0) == 0
+    assert theory.missed_bound(1.2, largest=4.0, threshold=0.0) == pytest.approx(0.7)
+    assert math.isnan(theory.missed_bound(math.nan, 4.0, 0.0)), "the mean is not known where there are no outliers"
     for scale in (0.01, 1.0, 100.0):  # of features, say
-        assert missed_bound(1.2 * scale, 4 * scale, 0.5 * scale) == pytest.approx(0.8)
+        assert theory.missed_bound(1.2 * scale, 4 * scale, 0.5 * scale) == pytest.approx(0.8)
 
 
 @given(st.integers(0, 10_000), st.integers(3, 30))
@@ -91,7 +79,8 @@ def test_gradients_are_drawn_at_their_own_length_and_angle(seed: int, n: int) ->
     centred = wild.dense().double() - reference.flatten(1)
     groups = torch.stack([torch.arange(n) < 2, torch.arange(n) >= 2])
     of_means = torch.stack([centred[group].mean(0) for group in groups])
-    for view, dense in ((GradientView.of(G, v), centred), (GradientView.of_means(G, v, groups), of_means)):
+    View = theory.GradientView
+    for view, dense in ((View.of(G, v), centred), (View.of_means(G, v, groups), of_means)):
         length, cosine = dense.norm(dim=1), (dense @ v.flatten()).abs() / dense.norm(dim=1)
         torch.testing.assert_close(torch.hypot(view.along, view.across), length, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(torch.rad2deg(cosine.clamp(max=1).acos()), view.angle, rtol=1e-3, atol=0.05)
@@ -101,7 +90,7 @@ def test_gradients_are_drawn_at_their_own_length_and_angle(seed: int, n: int) ->
 def test_contamination_is_the_share_of_id_data_among_the_candidates(samples: list[tuple[bool, bool]]) -> None:
     is_candidate, is_ood = (torch.tensor(column) for column in zip(*samples, strict=True))
     errors = separation_errors(is_candidate, is_ood)
-    found = contamination(errors.err_in, *(float(one.double().mean()) for one in (is_ood, is_candidate)))
+    found = theory.contamination(errors.err_in, *(float(one.double().mean()) for one in (is_ood, is_candidate)))
     assert found == pytest.approx(1 - errors.precision, nan_ok=True)
 
 
@@ -111,7 +100,7 @@ def test_the_error_curve_is_the_errors_at_every_threshold(seed: int, m: int) -> 
     scores = torch.from_numpy(rng.integers(0, 5, m).astype(float))  # with ties
     is_ood = torch.from_numpy(rng.random(m) < 0.5)
     threshold = scores.unique()
-    curve = error_curve(scores, is_ood, threshold)
+    curve = theory.error_curve(scores, is_ood, threshold)
     for at, T in enumerate(threshold):
         slow = separation_errors(scores > T, is_ood)
         np.testing.assert_allclose((curve.err_in[at], curve.err_out[at]), (slow.err_in, slow.err_out), atol=1e-12)
@@ -120,8 +109,8 @@ def test_the_error_curve_is_the_errors_at_every_threshold(seed: int, m: int) -> 
 def test_the_estimated_errors_are_near_the_true_ones() -> None:
     wild, is_ood = torch.cat([normal(0, 8_000), normal(1, 2_000, 2.0)]), torch.arange(10_000) >= 8_000
     threshold = torch.linspace(-2, 4, 30, dtype=torch.float64)
-    true = error_curve(wild, is_ood, threshold)
-    found = estimated_error_curve(wild, normal(2, 8_000), 0.2, threshold)
+    true = theory.error_curve(wild, is_ood, threshold)
+    found = theory.estimated_error_curve(wild, normal(2, 8_000), 0.2, threshold)
     torch.testing.assert_close(found.err_in, true.err_in, atol=0.02, rtol=0)
     torch.testing.assert_close(found.err_out, true.err_out, atol=0.05, rtol=0)
-    assert estimated_error_curve(wild, normal(2, 9), 0.0, threshold).err_out.isnan().all(), "there is no outlier"
+    assert theory.estimated_error_curve(wild, normal(2, 9), 0.0, threshold).err_out.isnan().all(), "there is no outlier"
