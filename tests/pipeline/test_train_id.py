@@ -8,7 +8,7 @@ import pytest
 from helpers.quick import EXPERIMENT
 from helpers.stages import params_of
 
-from salcli.pipeline import train_id
+from salcli.pipeline import network_spec, train_id
 from salcli.pipeline.train_id import TrainedClassifier
 from salcli.store.files import read_header
 from salcli.store.formats import read_id_split, read_samples
