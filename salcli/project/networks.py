@@ -44,7 +44,15 @@ from salcli.models.pretrained import (
     load_pretrained,
 )
 from salcli.progress import Silent
-from salcli.project.cost import SetSize, estimated_work, n_processes, n_separations, seconds_each, start_up_seconds
+from salcli.project.cost import (
+    SetSize,
+    estimated_work,
+    n_processes,
+    n_separations,
+    seconds_each,
+    shown_time,
+    start_up_seconds,
+)
 from salcli.project.looking import CustomData
 
 SIZES = (8, 16, 28, 32, 64, 96, 128, 224)
@@ -178,12 +186,15 @@ class Bench:
             return self._frozen(PRETRAINED_BACKBONE, "photos and no GPU: training takes far longer")
         except WeightsError as error:
             of_a_file = f"--model {PRETRAINED_BACKBONE} --frozen --weights FILE"
+            scratch = Network(FROM_SCRATCH, "", image_size=image_size(self.data.id.look.median_side), channels=3)
+            n, (seconds, _) = len(self.data.id.source), self._seconds_to_train(scratch, TIMED_BATCH)
             raise WeightsError(
                 "these are photos, and there is no GPU: the plan is to embed them once with a frozen, pretrained "
                 f"network, but {str(error).replace(WITH_FILE, of_a_file)}\n"
                 "  or use another pretrained network: --model timm:NAME --frozen, or --model MODULE:NAME --weights "
                 "FILE --frozen, also one that comes as a package (docs/your-data.md)\n"
-                f"  or train one from scratch, which takes far longer: --model {FROM_SCRATCH}"
+                f"  or train one from scratch: --model {FROM_SCRATCH}; an epoch of {n:,} images takes "
+                f"{shown_time(n * seconds)} here, and it needs dozens of them and many images"
             ) from None
 
     def _of_vectors(self) -> Network:

@@ -170,7 +170,7 @@ def test_photos_without_weights_get_two_ways_out(photos: list[str], tmp_path: Pa
     assert ".pth, and give --model torchvision:efficientnet_b0 --frozen --weights FILE\n" in message
     named = ["--model", "torchvision:resnet18", "--frozen", "--weights", "nope.pt"]
     assert "error: nope.pt does not exist; give the path of a" in refused("init", "d", *photos, *named, root=tmp_path)
-    assert "train one from scratch, which takes far longer: --model torchvision:resnet18" in message
+    assert "train one from scratch: --model torchvision:resnet18; an epoch of 11 images takes about " in message
     said, params = init(tmp_path / "d", *photos, "--model", "torchvision:resnet18", "--image-size", "32")
     assert "note: torchvision:resnet18 is trained from scratch, because it has no pretrained weights here" in said
     assert (params.model.weights, params.train_id.epochs) == (None, 30)
