@@ -191,7 +191,7 @@ def build_embedder(
     with _seeded():
         if import_path(backbone) is not None:
             network = build_network(backbone, 3, None)
-            known = _of_config(getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None))
+            known = _config_of(network)
         preprocessing = _settled(backbone, known, mean, std, image_size)
         if is_hooked(backbone):
             if network is None:
@@ -227,12 +227,21 @@ def _build(spec: EmbedderSpec, network: nn.Module | None) -> Backbone:
 # --- preprocessing
 
 
-def library_preprocessing(backbone: str) -> Preprocessing | None:
+def library_preprocessing(backbone: str, weights: Path | str | None = PRETRAINED) -> Preprocessing | None:
     """What the weights that torchvision or timm publish for it were trained with. Downloads nothing.
 
-    None for other networks, for those without weights, and where salcli does not offer that kind of resizing.
+    A file of weights is known by its published name. None for other files and networks, for those without weights, and
+    where salcli does not offer that kind of resizing.
     """
-    known = _of_library(backbone, PRETRAINED)
+    return _if_complete(_of_library(backbone, weights))
+
+
+def preprocessing_of(network: nn.Module) -> Preprocessing | None:
+    """What a custom network says that it expects, in a dict like timm's `default_cfg`."""
+    return _if_complete(_config_of(network))
+
+
+def _if_complete(known: Mapping[str, Any]) -> Preprocessing | None:
     return Preprocessing(**known) if len(known) == len(Preprocessing.__dataclass_fields__) else None
 
 
@@ -241,12 +250,12 @@ def _of_library(backbone: str, weights: Path | str | None) -> dict[str, Any]:
     if (name := torchvision_name(backbone)) is not None:
         choices = _torchvision_weights(name)
         if weights != PRETRAINED:
-            choices = [one for one in choices if isinstance(weights, Path) and _file_name(one.url) == weights.name]
+            choices = [one for one in choices if weights and _file_name(one.url) == Path(weights).name]
         return _of_torchvision(name, choices[0]) if choices else {}
     if (name := timm_name(backbone)) is not None:
         config = _timm_config(name)
         named = f"{config['architecture']}.{config['tag']}" if config else ""
-        if weights == PRETRAINED or (isinstance(weights, Path) and weights.stem == named):
+        if weights == PRETRAINED or (weights and Path(weights).stem == named):
             return _of_config(config)
     return {}
 
@@ -276,6 +285,10 @@ def _timm_config(name: str) -> dict[str, Any]:
         return {}
     filled: dict[str, Any] = timm.data.resolve_data_config(pretrained_cfg=config.to_dict())
     return asdict(config) | filled
+
+
+def _config_of(network: nn.Module) -> dict[str, Any]:
+    return _of_config(getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None))
 
 
 def _of_config(config: Any) -> dict[str, Any]:

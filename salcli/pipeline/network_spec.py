@@ -12,7 +12,7 @@ from salcli.errors import BadArtifactError, ParamsError
 from salcli.models.backbones import AUTO, is_hooked
 from salcli.models.custom import code_fingerprint, find_head
 from salcli.models.network import NetworkSpec
-from salcli.models.pretrained import PRETRAINED, library_preprocessing
+from salcli.models.pretrained import library_preprocessing
 from salcli.params.schema import ModelParams
 from salcli.store.layout import Workspace
 
@@ -32,7 +32,7 @@ def network_spec(params: ModelParams, training: LabeledRows) -> NetworkSpec:
         return NetworkSpec(params.trained, training.n_classes, mean, std)
     auto: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     if AUTO in (params.mean, params.std):
-        known = library_preprocessing(params.backbone) if params.weights == PRETRAINED else None
+        known = library_preprocessing(params.backbone, params.weights)
         auto = (known.mean, known.std) if known else _channel_statistics(training.rows)
     given = {"mean": params.mean, "std": params.std}
     values = {name: auto[i] if given[name] == AUTO else given[name] for i, name in enumerate(given)}

@@ -38,10 +38,12 @@ from salcli.models.pretrained import (
     PRETRAINED,
     WITH_FILE,
     Embedder,
+    Preprocessing,
     build_embedder,
     library_preprocessing,
     load_given,
     load_pretrained,
+    preprocessing_of,
 )
 from salcli.progress import Silent
 from salcli.project.cost import (
@@ -97,6 +99,8 @@ class Network:
     code: str = "."
     weights: str | None = None
     is_trained: bool = False  # used without training
+    starts_trained: bool = False  # all but the head, at least
+    expected: Preprocessing | None = None  # by trained weights, as far as it is known
     mean: list[float] | None = None
     std: list[float] | None = None
     notes: tuple[str, ...] = ()
@@ -250,7 +254,7 @@ class Bench:
         code, weights = self._code_folder(backbone), self._weights(backbone)
         if weights is None and is_published(backbone):
             weights = PRETRAINED
-        elif weights is None and not _returns_trained_weights(backbone):
+        elif weights is None and not (import_path(backbone) and _comes_trained(backbone, None)):
             raise UsageMistakeError(
                 f"--frozen needs trained weights, and those of {backbone} are random: name a file with --weights, or a "
                 f"network whose weights are published, such as --model {PRETRAINED_BACKBONE}"
@@ -289,29 +293,42 @@ class Bench:
         possible = [1, 3] if channels == 1 and "data.channels" not in self.assigned else [channels]
         from_scratch = self.assigned.get("model.weights", "") is None
         if is_published(backbone) and weights in (None, PRETRAINED) and not from_scratch:
-            usual = library_preprocessing(backbone)
             try:
+                usual = library_preprocessing(backbone)
                 if usual is None:
                     raise WeightsError("none are published for it, or they expect what salcli does not offer")
                 load_pretrained(backbone, usual.channels)
-                weights, size, possible = PRETRAINED, self._count("data.image_size") or usual.crop, [usual.channels]
+                weights = PRETRAINED
             except SalError as error:
                 if weights == PRETRAINED:
                     raise
                 notes.append(f"{backbone} is trained from scratch, because it has no pretrained weights here: {error}")
+        is_custom = import_path(backbone) is not None
+        starts_trained = weights is not None or (is_custom and _comes_trained(backbone, self.n_classes))
+        expected = library_preprocessing(backbone, weights)
+        if is_custom and starts_trained:
+            expected = preprocessing_of(build_network(backbone, possible[0], self.n_classes))
+        if expected is not None:
+            size, possible = self._count("data.image_size") or expected.crop, [expected.channels]
         head, channels = self._first_that_works(backbone, size, possible)
         classifier = self._classifier(backbone, channels, head)
-        is_trained = self.assigned.get("train_id.epochs") == 0  # custom code may return a trained network
+        is_trained = self.assigned.get("train_id.epochs") == 0
         if weights is not None:
             report = load_given(classifier, weights)
             is_trained = is_trained or (report.head_was_loaded and weights != PRETRAINED)
             notes += [report.note] if report.note and weights != PRETRAINED else []
-            why = f"{why}; {'with' if is_trained else 'fine-tuned from'} {_shown(weights)}"
         elif is_trained:
             check_custom_head(classifier)
+        if starts_trained:
+            why = f"{why}; {'with' if is_trained else 'fine-tuned from'} {_shown(weights)}"
         _run_once(classifier, channels, size)
         given = self._given(code, weights, channels)
-        return Network(backbone, why, size, channels, head, is_trained=is_trained, notes=tuple(notes), **given)
+        if is_custom and expected is not None:  # `auto` in params.yaml does not ask custom code
+            given |= {name: given[name] or list(getattr(expected, name)) for name in ("mean", "std")}
+        return Network(
+            backbone, why, size, channels, head, is_trained=is_trained, starts_trained=starts_trained,
+            expected=expected, notes=tuple(notes), **given,
+        )  # fmt: skip
 
     def _first_that_works(self, backbone: str, size: int, possible: Sequence[int]) -> tuple[str | None, int]:
         """The head, and the first number of channels that the network takes."""
@@ -427,12 +444,13 @@ def _size(source: Source) -> SetSize:
     return SetSize(len(source), 0 if source.is_test is None else int(source.is_test.sum()))
 
 
-def _returns_trained_weights(backbone: str) -> bool:
-    """Whether custom code returns the same weights each time, which random ones are not."""
-    if import_path(backbone) is None:
-        return False
-    first, second = (build_network(backbone, 3, None).state_dict() for _ in range(2))
-    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+def _comes_trained(backbone: str, n_classes: int | None) -> bool:
+    """Whether custom code returns the same weights each time, which random ones are not; except for a new head."""
+    first, second = (build_network(backbone, 3, n_classes).state_dict() for _ in range(2))
+    is_same = {name: torch.equal(tensor, second[name]) for name, tensor in first.items()}
+    random_layers = {name.rpartition(".")[0] for name, same in is_same.items() if not same}
+    has_trained_layer = any(same and first[name].ndim > 1 for name, same in is_same.items())
+    return has_trained_layer and len(random_layers) <= 1
 
 
 def _run_once(classifier: Classifier, channels: int, size: int) -> None:

@@ -14,7 +14,6 @@ from salcli.data.vectors import ANY, Columns
 from salcli.errors import DataError, UsageMistakeError
 from salcli.methods.base import LBFGS, SGD, InputScore, PostHoc, Trained, built_in
 from salcli.models.backbones import takes_vectors
-from salcli.models.pretrained import PRETRAINED
 from salcli.params.presets import Preset, resolved
 from salcli.params.schema import validated
 from salcli.progress import Progress
@@ -195,7 +194,7 @@ def _values(
 def _training_values(network: Network, n_train: int, batch: int, *, has_gpu: bool) -> dict[str, Any]:
     n_images, fewest, most = CPU_IMAGES[network.kind]
     usual = GPU_EPOCHS if has_gpu else min(most, max(fewest, n_images // n_train))
-    is_fine_tuned = network.weights is not None and not network.is_trained
+    is_fine_tuned = network.starts_trained and not network.is_trained
     epochs = min(usual, FINE_TUNING_EPOCHS[has_gpu]) if is_fine_tuned else usual
     augment = "flip-crop" if (network.image_size or 0) >= SMALL and network.channels == 3 else "none"
     values: dict[str, Any] = {
@@ -206,7 +205,7 @@ def _training_values(network: Network, n_train: int, batch: int, *, has_gpu: boo
         "train_ood.epochs": max(2, round(epochs * 2 / 3)),
         "train_ood.augment": augment,
     }
-    if network.weights is not None or network.is_trained:
+    if network.starts_trained:
         values |= {"train_id.lr": 0.01, "train_ood.lr": 0.001}  # small steps keep what it has learned
     elif takes_vectors(network.backbone) or network.kind != "small":
         values["train_id.lr"] = 0.1 * batch / 128
@@ -241,7 +240,7 @@ def _input_choices(data: CustomData, network: Network) -> list[Choice]:
         assert data.id.look is not None
         size, channels, side = network.image_size or 0, network.channels or 0, data.id.look.median_side
         what, shown = "images", f"{size} × {size}, {channels} channel{'s' * (channels > 1)}"
-        why = "what its weights were trained with" if network.weights == PRETRAINED else "as you set it"
+        why = "what its weights were trained with" if network.expected else "as you set it"
         if image_size(side) == size:
             why = f"median of the shorter sides: {side} pixels"
     labeled, wild = data.id.source.columns, data.wild.source.columns
@@ -298,10 +297,11 @@ def _notes(data: CustomData, network: Network, values: Mapping[str, Any]) -> lis
     looked_at = [(one.look, len(one.source)) for one in data.sets if one.look is not None]
     if any(not seen.was_decoded or seen.n_looked_at < n for seen, n in looked_at):
         notes.append("not every file was read to its end; `prepare` names and leaves out any further bad ones")
-    if network.is_trained and "model.mean" not in values:
+    if network.starts_trained and network.expected is None and not network.embedder and "model.mean" not in values:
         notes.append(
-            "the network's input is normalized with mean and std of your training images, which is a guess: give what "
-            "it was trained with (--mean, --std), or --mean 0 --std 1 if it normalizes by itself"
+            "it is not known what its weights were trained with, so the input is a guess: images of "
+            f"{network.image_size} pixels, normalized with mean and std of your training images; give what they expect "
+            "(--image-size, --mean, --std; --mean 0 --std 1 if the network normalizes by itself)"
         )
     if data.is_vectors:
         array = data.id.source.array

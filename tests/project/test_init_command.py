@@ -190,3 +190,40 @@ def test_photos_with_weights_are_embedded_and_a_named_network_is_fine_tuned(phot
     assert "fine-tuned from its published weights" in said
     assert (params.model.frozen, params.model.weights, params.data.image_size) == (False, "pretrained", 224)
     assert (params.train_id.epochs, params.train_id.lr, params.model.mean) == (4, 0.01, "auto")
+
+    elsewhere = folder / published  # the same file, by its path
+    said, params = init(tmp_path / "f", *photos, "--model", "torchvision:resnet18", "--weights", str(elsewhere))
+    assert "224 × 224, 3 channels what its weights were trained with" in said
+    assert "not known" not in said
+    assert (params.data.image_size, params.train_id.epochs, params.train_id.lr) == (224, 4, 0.01)
+    renamed = elsewhere.rename(tmp_path / "mine.pth")
+    said, params = init(tmp_path / "g", *photos, "--model", "torchvision:resnet18", "--weights", str(renamed))
+    assert "not known what its weights were trained with, so the input is a guess: images of 64" in said
+    assert params.data.image_size == 64
+
+
+TRAINED = """
+import torch
+def trained():  # as a package with its weights would return it, with a new head
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten(), torch.nn.Linear(192, 16))
+    torch.random.set_rng_state(state)
+    network.append(torch.nn.Linear(16, 2))
+    network.default_cfg = dict(input_size=(3, 48, 48), crop_pct=1, interpolation="bilinear",
+                               mean=[0.4] * 3, std=[0.2] * 3)
+    return network
+"""
+
+
+def test_code_that_returns_a_trained_network_is_fine_tuned_with_what_it_expects(
+    photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = f"net{RNG.integers(1 << 40):x}"
+    (tmp_path / f"{module}.py").write_text(TRAINED)
+    said, params = init(tmp_path / "d", *photos, "--model", f"{module}:trained")
+    assert "fine-tuned from the weights that it comes with" in said
+    assert "48 × 48, 3 channels what its weights were trained with" in said
+    assert (params.train_id.epochs, params.train_id.lr, params.train_ood.lr) == (4, 0.01, 0.001)
+    assert (params.model.mean, params.model.std) == ((0.4,) * 3, (0.2,) * 3)
