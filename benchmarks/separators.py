@@ -52,22 +52,32 @@ from salcli.methods.combined import (
     tau_name,
     temperatures,
 )
-from salcli.methods.sal import BLEND, COMMITTEE, LEARNED, TAU, fit_head, labeled_gradients, tau, unlabeled_gradients
+from salcli.methods.sal import (
+    BLEND,
+    COMMITTEE,
+    LEARNED,
+    PREFERRED,
+    TAU,
+    fit_head,
+    labeled_gradients,
+    tau,
+    unlabeled_gradients,
+)
 from salcli.models.network import Classifier, NetworkSpec, OodClassifier
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
-from salcli.pipeline.filter import choose_score
 from salcli.progress import Silent
-from salcli.sal.filter_verdict import partial_excess, verdict
+from salcli.sal.filter_verdict import verdict
 from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ood_metrics
 from salcli.sal.objective import sal_objective
 from salcli.sal.outlier_share import best_bin, estimated_share
+from salcli.sal.score_choice import choose_score, partial_excess
 from salcli.sal.separation import score_threshold, separation_errors
 from salcli.store.files import read_header
 from salcli.store.formats import read_wild_truth, write_candidates
-from salcli.store.layout import Experiment, Workspace
+from salcli.store.layout import Workspace
 
 OOD = ("fashion-mnist", "jigsaw", "mnist", "photo-patches", "blends")
 N_TEST_ID, N_OOD = 2600, 6000
@@ -278,7 +288,7 @@ def rows_of(deal: Deal, params: Params, seed: int) -> Iterator[dict[str, Any]]:
         BLEND: blend(deal.wild, deal.calibration, scores, seed),
     }
     ranks = ranks_by_content(deal.wild, seed), ranks_by_content(deal.calibration, seed)
-    chosen, trials = choose_score(scores, ranks, 0.95, Experiment(seed, "", 0.1))
+    chosen, trials = choose_score(scores, ranks, 0.95, PREFERRED, np.random.default_rng(seed))
     tests = [(deal.id_test, by_side[2]), (deal.ood_test, by_side[3])]
     for name, (in_the_wild, held_out) in {**scores, "auto": scores[chosen]}.items():
         threshold = score_threshold(held_out, 0.95)

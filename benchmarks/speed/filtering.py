@@ -53,8 +53,9 @@ def filtering(sizes: Sizes, folder: Path) -> Iterator[Row]:
     timed = side_by_side(lambda: _filter(double), lambda: _filter(conditional), sizes.repeats)
     yield Row.of_times("filter, time at 2m / at m", Goal(2.1, at_most=True), timed)
 
-    peaks = [lowest_peak(peak_of_filter, n, *shape, repeats=2) for n in (4 * sizes.wild, sizes.wild)]
-    yield Row.of_memory("filter, class-agnostic, peak memory at 4m / at m", *peaks)
+    # the rows of fewer are read once and kept
+    peaks = [lowest_peak(peak_of_filter, n, *shape, repeats=2) for n in (8 * sizes.wild, 2 * sizes.wild)]
+    yield Row.of_memory("filter, class-agnostic, peak memory at 8m / at 2m", *peaks)
 
     yield _learning_against_tau(conditional, sizes, size)
 

@@ -176,7 +176,7 @@ def init(
     values, chosen = dict(parse_assignment(text) for text in assignments or []), find(*preset or ())
     is_custom = any(given.values())
     if is_custom:
-        from salcli.project.networks import NetworkOptions, channel_values
+        from salcli.project.network_choice import NetworkOptions, channel_values
         from salcli.project.planning import plan_project
         from salcli.report.console import ConsoleProgress, console
         from salcli.report.listings import plan_table

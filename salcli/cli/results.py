@@ -144,7 +144,7 @@ def inspect(
 ) -> None:
     """Show what is in a file that salcli wrote."""
     from salcli.report.console import console
-    from salcli.report.file_view import file_view
+    from salcli.report.inspection import file_view
 
     console.print(file_view(file, top))
 

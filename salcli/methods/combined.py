@@ -23,8 +23,8 @@ from torch import Tensor
 from salcli.errors import ParamsError, ThresholdError
 from salcli.methods.base import Known, PostHoc, below, built_in, method
 from salcli.methods.sal import SOFTENED, TAU, FilterParams, OutlierDirections, known_tau
-from salcli.sal.filter_verdict import N_RESAMPLES, NormalQuantiles, partial_excess, resampled_excess
 from salcli.sal.gradients import Representation, RepresentationSource, of_each_sample
+from salcli.sal.score_choice import N_RESAMPLES, partial_excess, resampled_excess
 from salcli.sal.seeding import derived_seed, generator
 
 N_FOLDS = 10
@@ -89,6 +89,45 @@ def temperatures(params: FilterParams) -> list[float]:
 
 
 # -- the committee
+
+
+@dataclass(frozen=True)
+class NormalQuantiles:
+    """Maps a score to the standard normal quantile of its rank among calibration scores.
+
+    Equal scores have the middle of their ranks, scores in between are interpolated, and scores beyond the largest or
+    smallest go on as the logarithm of their distance from it, in units of the spread.
+    """
+
+    value: Float[Tensor, " u"]
+    quantile: Float[Tensor, " u"]
+    spread: float
+
+    @classmethod
+    def fit(cls, calibration: Float[Tensor, " n"]) -> NormalQuantiles:
+        exact = calibration.double()
+        value, count = torch.unique(exact, return_counts=True)
+        middle = (count.cumsum(0) - count.double() / 2) / len(exact)
+        low, high = np.quantile(exact.numpy(), [0.25, 0.75])
+        spread = float(high - low) / 1.349 or float(exact.std(correction=0)) or 1.0  # 1.349: of a normal distribution
+        return cls(value, torch.special.ndtri(middle), spread)
+
+    def __call__(self, scores: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        exact = scores.double()
+        inside = _interpolated(exact, self.value, self.quantile)
+        above, below = ((exact - self.value[-1]).clamp(min=0), (self.value[0] - exact).clamp(min=0))
+        return inside + (above / self.spread).log1p() - (below / self.spread).log1p()
+
+
+def _interpolated(x: Float[Tensor, " m"], at: Float[Tensor, " u"], value: Float[Tensor, " u"]) -> Float[Tensor, " m"]:
+    """Linearly between the points, constant beyond them. A graph for other programs cannot call numpy."""
+    if not torch.compiler.is_compiling():
+        return torch.from_numpy(np.interp(x.numpy(), at.numpy(), value.numpy()))
+    if len(at) == 1:
+        return torch.zeros_like(x) + value
+    left = ((at <= x[:, None]).sum(dim=1) - 1).clamp(0, len(at) - 2)
+    share = ((x - at[left]) / (at[left + 1] - at[left])).clamp(0, 1)
+    return value[left] + share * (value[left + 1] - value[left])
 
 
 @dataclass(frozen=True)

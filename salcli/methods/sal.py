@@ -53,6 +53,7 @@ from salcli.sal.spectrum import CentredGradients, top_singular_vectors
 
 TAU = "sal"  # the name of τ among the filter's scores
 BLEND, LEARNED, COMMITTEE = "blend", "learned", "committee"  # as AUTO, made of others: combined.py
+PREFERRED = BLEND, COMMITTEE  # by AUTO, if the wild data do not drift by them
 LEAST_TEMPERATURE = 1e-30  # logits are divided by it, and stay finite
 SOFTENED = 100.0  # the temperature of the second τ among them
 START_PENALTY = 2e-2  # of the OOD head that fine-tuning starts from, relative to the variance of the features

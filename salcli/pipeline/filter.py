@@ -25,6 +25,7 @@ from salcli.methods.sal import (
     COMMITTEE,
     HELD_OUT,
     LEARNED,
+    PREFERRED,
     TAU,
     labeled_gradients,
     protocol,
@@ -44,10 +45,11 @@ from salcli.pipeline.loading import (
     wild_samples,
 )
 from salcli.progress import Progress, Silent, Task
-from salcli.sal.filter_verdict import CONFIDENCE, Verdict, partial_excess, resampled_excess, verdict
+from salcli.sal.filter_verdict import Verdict, verdict
 from salcli.sal.gradients import of_each_sample
 from salcli.sal.metrics import ood_metrics
-from salcli.sal.outlier_share import DRIFT, drift_of
+from salcli.sal.outlier_share import DRIFT
+from salcli.sal.score_choice import CONFIDENCE, Trial, choose_score
 from salcli.sal.seeding import generator
 from salcli.sal.separation import (
     SeparationErrors,
@@ -75,22 +77,6 @@ class IdFit:
         losses = of_each_sample(id_train, lambda x: cross_entropy(x.logits.double(), x.label, reduction="none"))
         accuracies = (float((one.predicted == one.label).double().mean()) for one in (id_train, calibration))
         return cls(float(losses.mean()), *accuracies)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One score on the wild data. `errors` and `auroc` are known only where the truth is, and only afterwards."""
-
-    score: str
-    threshold: float
-    n_candidates: int
-    excess: float  # mean over ID quantiles: share of wild samples above T, less that of ID samples
-    excess_std: float  # of the bootstrap
-    beaten: float  # the share of resamples in which the chosen score has a larger excess
-    errors: SeparationErrors | None = None
-    auroc: float = math.nan
-    is_chosen: bool = False
-    drift: float = 0.0  # of the lower half of its scores, in standard errors
 
 
 @dataclass(frozen=True)
@@ -176,8 +162,8 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
     trials: list[Trial] = []
     own, chosen = params.filter, params.filter.score
     if chosen == AUTO:
-        scores = data.all_scores()
-        chosen, trials = choose_score(scores, data.ranks, own.threshold_quantile, experiment)
+        scores, rng = data.all_scores(), generator(experiment.seed, f"filter-auto/{experiment.ood}")
+        chosen, trials = choose_score(scores, data.ranks, own.threshold_quantile, PREFERRED, rng)
     else:
         found = data.scores(chosen)
         chosen = combined.tau_name(float(own.temperature)) if chosen == TAU else chosen
@@ -337,52 +323,6 @@ class _Data:
                 return combined.finite(method.name, -method.score(outputs[0]))
 
             return scored(wild), scored(calibrating)
-
-
-def choose_score(
-    scores: combined.Scores, ranks: tuple[np.ndarray, np.ndarray], quantile: float, experiment: Experiment
-) -> tuple[str, list[Trial]]:
-    """The score to separate with, and the trials of all. `ranks` order the wild and the calibrating samples by content,
-    so that the order of rows does not matter.
-    """
-    # τ of classes that no wild sample is predicted as is not defined: no sample is less of an outlier
-    wild, calibrating = (
-        torch.stack([pair[side].nan_to_num(0.0) for pair in scores.values()])[:, np.argsort(ranks[side], kind="stable")]
-        for side in (0, 1)
-    )
-    resampled = resampled_excess(calibrating, wild, generator(experiment.seed, f"filter-auto/{experiment.ood}"))
-    trials = []
-    for row, (name, (_, own)) in enumerate(scores.items()):
-        defined = own[~own.isnan()]
-        threshold = score_threshold(defined, quantile) if len(defined) else torch.inf
-        trials.append(
-            Trial(
-                score=name,
-                threshold=threshold,
-                n_candidates=int((wild[row] > threshold).sum()),
-                excess=partial_excess(calibrating[row], wild[row]),
-                excess_std=float(resampled[:, row].std()),
-                beaten=0.0,
-                drift=drift_of(-calibrating[row].numpy(), -wild[row].numpy()),
-            )
-        )
-    chosen = _choice(trials)
-    beaten = (resampled[:, chosen, None] > resampled).double().mean(dim=0)
-    trials = [replace(trial, beaten=float(beaten[row]), is_chosen=row == chosen) for row, trial in enumerate(trials)]
-    return trials[chosen].score, trials
-
-
-def _choice(trials: list[Trial]) -> int:
-    """The blend; where the wild data drift or there is none, the committee; where that drifts too, the score that finds
-    most of those that do not.
-
-    Among all, to take the score that finds most would favour one whose T happens to be low.
-    """
-    rows = [row for row, trial in enumerate(trials) if trial.n_candidates > 0] or [0]
-    steady = [row for row in rows if trials[row].drift <= DRIFT] or [min(rows, key=lambda row: trials[row].drift)]
-    by_name = {trials[row].score: row for row in steady}
-    finds_most = max(steady, key=lambda row: trials[row].excess)
-    return next((by_name[name] for name in (BLEND, COMMITTEE) if name in by_name), finds_most)
 
 
 def _diagnosed(trial: Trial, scores: combined.Scores, is_ood: Tensor | None) -> Trial:

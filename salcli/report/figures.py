@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # slow to load
 
     from salcli.pipeline.theory import TheoryCheck
     from salcli.pipeline.toy import ToyRun
-    from salcli.report.findings import Evaluation, MethodScores
+    from salcli.report.page_data import Evaluation, MethodScores
     from salcli.store.formats import Candidates
 
 # Okabe and Ito's palette, used as in the paper's figures: inliers orange, outliers purple, filtered green.

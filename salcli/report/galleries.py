@@ -23,7 +23,7 @@ from salcli.errors import BadArtifactError, ReviewError
 from salcli.pipeline.loading import id_samples, ood_test_samples, wild_file_names, wild_samples
 from salcli.pipeline.prepare import original_images
 from salcli.pipeline.review import ReviewRow, just_below, ranked_candidates
-from salcli.report.findings import Findings
+from salcli.report.page_data import Findings
 from salcli.report.stage_tables import score_label
 from salcli.store.files import Found
 from salcli.store.formats import RepresentationFile, read_file_names, read_shown

@@ -33,8 +33,8 @@ from salcli.report.figures import (
     theory_charts,
     training_chart,
 )
-from salcli.report.findings import Evaluation, Findings, MethodScores, read_findings
 from salcli.report.galleries import read_galleries
+from salcli.report.page_data import Evaluation, Findings, MethodScores, read_findings
 from salcli.report.results import (
     METRICS,
     Results,

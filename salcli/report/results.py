@@ -46,7 +46,7 @@ SHORT_SCHEDULE = "\n(short schedule)"  # on a line of its own in the terminal
 FULL_WIDTH = 96  # terminal columns that mean ± std needs
 CANNOT_TELL, NOTHING = "cannot tell", "–"
 INTERVAL = "95% interval"
-WHOLE_NUMBER = re.compile(r"(?<![\w.])(\d+)(?!\w|\.\d)")
+WHOLE_NUMBER = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)(?!\w|[.,]\d)")
 BEATS = (
     "Beats: a lower FPR95 in every seed, by more than resamples of the test samples explain (95% interval of all "
     "differences at once)."
@@ -246,15 +246,8 @@ class Results:
 
     @property
     def notes(self) -> list[str]:
-        """What the fits of methods had to say. Those that differ in numbers alone are one, with ranges."""
-        alike: dict[tuple[str, ...], list[list[str]]] = {}  # text between the numbers → all parts
-        for note in dict.fromkeys(note for own in self.runs.get(NOTES, ()) for note in own):
-            parts = WHOLE_NUMBER.split(note)
-            alike.setdefault(tuple(parts[::2]), []).append(parts)
-        return [
-            "".join(_range([*map(int, part)]) if len({*part}) > 1 else part[0] for part in zip(*found, strict=True))
-            for found in alike.values()
-        ]
+        """What the fits of methods had to say."""
+        return _merged(note for own in self.runs.get(NOTES, ()) for note in own)
 
     def without_notes(self) -> Results:
         return replace(self, runs=self.runs.drop(columns=NOTES))
@@ -438,6 +431,20 @@ def _samples(counts: Mapping[EvaluationKey, dict[str, int]]) -> dict[str, str]:
     return {name: text for name, text in samples.items() if text}
 
 
+def _merged(notes: Iterable[str]) -> list[str]:
+    """Each once; those that differ in numbers alone are one, with ranges."""
+    alike: dict[tuple[str, ...], list[list[str]]] = {}  # text between the numbers → all parts
+    for note in dict.fromkeys(notes):
+        parts = WHOLE_NUMBER.split(note)
+        alike.setdefault(tuple(parts[::2]), []).append(parts)
+    return ["".join(map(_one_text, zip(*found, strict=True))) for found in alike.values()]
+
+
+def _one_text(parts: Sequence[str]) -> str:
+    """All are the same text, or all are numbers."""
+    return parts[0] if len({*parts}) == 1 else _range([int(part.replace(",", "")) for part in parts])
+
+
 def _range(values: Sequence[int]) -> str:
     if not values:
         return ""
@@ -546,7 +553,7 @@ def _estimate_notes(found: Sequence[Estimated], n_seeds: int) -> list[str]:
     for one in found:
         if one.share:
             notes.append(f"{one.ood}: π̂ = {_estimate_text(one.share)}%, the estimated share of OOD data in them.")
-        notes += [f"{one.ood}: {reason}." for reason in dict.fromkeys(one.reasons)]
+        notes += [f"{one.ood}: {reason}." for reason in _merged(one.reasons)]
     return notes
 
 

@@ -252,8 +252,8 @@ def nothing_found(train_accuracy: float, calibration_accuracy: float | None) -> 
 
 def auto_table(result: Filtered) -> Table:
     """Every score of `filter.score: auto`, the best first."""
-    from salcli.sal.filter_verdict import N_RESAMPLES
     from salcli.sal.outlier_share import DRIFT
+    from salcli.sal.score_choice import N_RESAMPLES
 
     close = ", ".join(map(score_label, result.undecided))
     table = plain_table(

@@ -56,9 +56,13 @@ class CentredGradients:
 
     def project(self, V: Float[Tensor, "v k d"]) -> Float[Tensor, "n v"]:
         """G Vᵀ: the inner product of every row with every vector, streamed."""
-        offset = self._offset(V)
-        parts = [_project(chunk, V) - offset[self.reference_row(chunk)] for chunk in self._own_chunks()]
-        return self.workers.join(torch.cat(parts) if parts else V.new_zeros(0, len(V)))
+        offset, start = self._offset(V), 0
+        n_own = len(range(len(self))[self.workers.part(len(self))])
+        own = V.new_empty(n_own, len(V))  # as in of_each_sample: no small results between large chunks
+        for chunk in self._own_chunks():
+            own[start : start + len(chunk)] = _project(chunk, V) - offset[self.reference_row(chunk)]
+            start += len(chunk)
+        return self.workers.join(own)
 
     def combine(self, U: Float[Tensor, "n v"]) -> Float[Tensor, "v k d"]:
         """Uᵀ G: the rows weighted by each column of U and added up, streamed."""

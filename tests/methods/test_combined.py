@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.quick import EXPERIMENT
 from helpers.representations import InFours
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
@@ -16,6 +15,7 @@ from salcli.methods.base import Head, Known
 from salcli.methods.combined import (
     CombinedParams,
     Committee,
+    NormalQuantiles,
     Separator,
     blend,
     committee_scores,
@@ -24,10 +24,9 @@ from salcli.methods.combined import (
 )
 from salcli.methods.features import Mahalanobis
 from salcli.methods.logits import Energy, GradNorm, Msp
-from salcli.methods.sal import FilterParams
-from salcli.pipeline.filter import Trial, choose_score
-from salcli.sal.filter_verdict import NormalQuantiles
+from salcli.methods.sal import PREFERRED, FilterParams
 from salcli.sal.gradients import Representation
+from salcli.sal.score_choice import Trial, choose_score
 from salcli.sal.separation import score_threshold
 
 FILTER = FilterParams(
@@ -58,7 +57,8 @@ def scores_of(wild: Representation, calibration: Representation) -> dict[str, tu
 def choice(
     scores: dict[str, tuple[Tensor, Tensor]], wild: Representation, calibration: Representation
 ) -> tuple[str, list[Trial]]:
-    return choose_score(scores, (ranks_by_content(wild, 0), ranks_by_content(calibration, 0)), 0.95, EXPERIMENT)
+    ranks = ranks_by_content(wild, 0), ranks_by_content(calibration, 0)
+    return choose_score(scores, ranks, 0.95, PREFERRED, np.random.default_rng(0))
 
 
 def test_the_committee_is_the_mean_of_normal_quantiles_of_its_members() -> None:

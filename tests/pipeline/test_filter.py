@@ -20,14 +20,14 @@ from helpers.stages import (
 from torch import Tensor
 
 from salcli.errors import ThresholdError
-from salcli.methods.sal import FilterParams
+from salcli.methods.sal import PREFERRED, FilterParams
 from salcli.params.schema import Params, separators
 from salcli.pipeline import filter as filter_stage
 from salcli.pipeline import theory, train_ood
-from salcli.pipeline.filter import Filtered, choose_score
+from salcli.pipeline.filter import Filtered
 from salcli.pipeline.loading import classifier
-from salcli.sal.filter_verdict import partial_excess
 from salcli.sal.metrics import ood_metrics
+from salcli.sal.score_choice import choose_score, partial_excess
 from salcli.sal.seeding import generator
 from salcli.store.formats import read_candidates, read_wild_truth
 from salcli.store.layout import Workspace
@@ -257,12 +257,13 @@ def test_auto_takes_the_blend_or_what_has_not_drifted() -> None:
     ramp, ranks = torch.linspace(0, 1, 400).double(), (np.arange(400), np.arange(400))
     some, moved = torch.where(ramp > 0.8, ramp + 1, ramp), ramp.sqrt()
     scores = {"energy": (some, ramp), "committee": (ramp, ramp), "blend": (some, ramp)}
-    chosen, trials = choose_score(scores, ranks, 0.95, EXPERIMENT)
+    chosen, trials = choose_score(scores, ranks, 0.95, PREFERRED, np.random.default_rng(0))
     assert chosen == "blend"
     assert [trial.n_candidates for trial in trials] == [80, 20, 80]
-    assert choose_score({**scores, "blend": (moved, ramp)}, ranks, 0.95, EXPERIMENT)[0] == "committee"
+    without_blend = {**scores, "blend": (moved, ramp)}
+    assert choose_score(without_blend, ranks, 0.95, PREFERRED, np.random.default_rng(0))[0] == "committee"
     drifted = {"committee": (moved, ramp), "blend": (ramp + 5, ramp), "msp": (some, ramp)}
-    assert choose_score(drifted, ranks, 0.95, EXPERIMENT)[0] == "msp"
+    assert choose_score(drifted, ranks, 0.95, PREFERRED, np.random.default_rng(0))[0] == "msp"
 
 
 def test_fdr_takes_what_benjamini_and_hochberg_allow_and_says_when_that_is_nothing(workspace: Workspace) -> None:

@@ -17,7 +17,7 @@ from salcli.detector import stage as detector
 from salcli.errors import ParamsError
 from salcli.methods.base import built_in
 from salcli.methods.contrastive import RotationClassifier
-from salcli.methods.step import StepNetwork
+from salcli.methods.rival_step import StepNetwork
 from salcli.params.presets import default_text
 from salcli.params.reading import edited
 from salcli.params.schema import load_params

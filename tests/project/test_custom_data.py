@@ -14,7 +14,7 @@ from salcli.params.presets import preset
 from salcli.params.schema import Params, load_params
 from salcli.progress import Silent
 from salcli.project.init import create
-from salcli.project.networks import NetworkOptions
+from salcli.project.network_choice import NetworkOptions
 from salcli.project.planning import Plan, plan_project
 
 

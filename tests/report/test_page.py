@@ -25,8 +25,8 @@ from salcli.pipeline.loading import wild_samples
 from salcli.pipeline.review import reviewed
 from salcli.progress import Silent
 from salcli.report.figures import histogram_chart, roc_chart
-from salcli.report.findings import MethodScores
 from salcli.report.page import collect, render
+from salcli.report.page_data import MethodScores
 from salcli.store.files import Found
 from salcli.store.formats import read_candidates
 from salcli.store.layout import Workspace

@@ -73,10 +73,10 @@ def test_notes_that_differ_in_numbers_alone_are_one_with_ranges(tmp_path: Path, 
     folder = write_runs(tmp_path, values)
     for i, path in enumerate(sorted(folder.glob("*/*/*/evaluation/metrics.json"))):
         content = json.loads(path.read_text())
-        content["knn"]["notes"] = [f"knn: {5 + i % 2} of 64 features at 0.05", f"knn: 0.{i % 2}"]
+        content["knn"]["notes"] = [f"knn: {5 + i % 2} of 1,{640 + i % 2} at 0.05", f"knn: 0.{i % 2}"]
         write_json(path, content)
     notes = [note for note in markdown(folder).splitlines() if note.startswith("knn: ")]
-    assert notes == ["knn: 5–6 of 64 features at 0.05", "knn: 0.0", "knn: 0.1"]
+    assert notes == ["knn: 5–6 of 1,640–1,641 at 0.05", "knn: 0.0", "knn: 0.1"]
 
 
 def markdown(folder: Path) -> str:

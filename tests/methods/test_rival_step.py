@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from salcli.methods.step import (
+from salcli.methods.rival_step import (
     StructureParams,
     centre_scores,
     class_centres,

@@ -10,14 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from salcli.detector.decisions import p_values
-from salcli.sal.filter_verdict import (
-    QUANTILES,
-    NormalQuantiles,
-    partial_excess,
-    resampled_excess,
-    verdict,
-)
+from salcli.methods.combined import NormalQuantiles
+from salcli.sal.filter_verdict import verdict
 from salcli.sal.outlier_share import best_bin, estimated_share
+from salcli.sal.score_choice import QUANTILES, partial_excess, resampled_excess
 from salcli.sal.separation import discoveries_threshold, score_threshold
 
 
