@@ -18,14 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from benchmarks.speed.made_up import (
-    N_CLASSES,
-    SIZE,
-    SMALL_BACKBONE,
-    Setup,
-    image_project,
-    write_representation,
-)
+from benchmarks.speed.made_up import N_CLASSES, SIZE, SMALL_BACKBONE, Setup, image_project, write_representation
 from benchmarks.speed.measuring import (
     Goal,
     Peak,

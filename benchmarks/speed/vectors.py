@@ -14,14 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.speed.made_up import (
-    LINEAR_HEADS,
-    N_CLASSES,
-    Setup,
-    empty_project,
-    filter_project,
-    vector_project,
-)
+from benchmarks.speed.made_up import LINEAR_HEADS, N_CLASSES, Setup, empty_project, filter_project, vector_project
 from benchmarks.speed.measuring import (
     Goal,
     Peak,

@@ -6,20 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from salcli.cli.options import (
-    ALL,
-    DEVICE,
-    OOD,
-    PARAMS,
-    PI,
-    SCRATCH,
-    SEED,
-    SET,
-    UNSEEN,
-    VARIANT,
-    override,
-    taking,
-)
+from salcli.cli.options import ALL, DEVICE, OOD, PARAMS, PI, SCRATCH, SEED, SET, UNSEEN, VARIANT, override, taking
 from salcli.cli.session import Session, say, written
 from salcli.errors import UsageMistakeError, unknown_name
 

@@ -35,14 +35,7 @@ from salcli.models.backbones import (
     torchvision_models,
     torchvision_name,
 )
-from salcli.models.custom import (
-    HookedBackbone,
-    build_network,
-    describe_failure,
-    find_head,
-    make_importable,
-    timm_with,
-)
+from salcli.models.custom import HookedBackbone, build_network, describe_failure, find_head, make_importable, timm_with
 from salcli.models.given_weights import WeightsReport, check_is_file, load_backbone, load_state, read_state_dict
 from salcli.models.network import Classifier
 

@@ -200,7 +200,7 @@ def fit_warning(findings: Findings) -> str:
 def _tables(results: Results, experiment: Experiment) -> tuple[list[SetTable], list[str], list[str]]:
     """With verdicts and notes. Those of the experiment's π first; the average first, then groups, then every OOD set.
 
-    Estimates stand apart, and the method that was chosen by them stands out.
+    The variant of the page stands out. Estimates stand apart; there the method that was chosen by them stands out.
     """
     several, measured, estimated, notes = len(results.shares) > 1, [], [], results_notes(results)
     means = {name: i for i, name in enumerate([AVERAGE, *results.groups])}
@@ -208,7 +208,7 @@ def _tables(results: Results, experiment: Experiment) -> tuple[list[SetTable], l
     for pi, ood in sorted(found, key=lambda pair: (pair[0] != pi_text(experiment.pi), means.get(pair[1], len(means)))):
         rows = found[pi, ood]
         lines = [
-            (name.text.replace("\n", " "), method == SAL, cells)
+            (name.text.replace("\n", " "), method == experiment.variant, cells)
             for method, (name, *cells) in zip(rows["method"], section_cells(rows), strict=True)
         ]
         measured.append((f"{ood}, π {pi}" if several else ood, list(METRICS.values()), lines))

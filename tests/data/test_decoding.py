@@ -15,15 +15,7 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from salcli.data import decoding
-from salcli.data.decoding import (
-    BadPictureError,
-    Block,
-    Shape,
-    decode,
-    fit_picture,
-    one_ahead,
-    read_picture,
-)
+from salcli.data.decoding import BadPictureError, Block, Shape, decode, fit_picture, one_ahead, read_picture
 from salcli.data.folders import image_files
 from salcli.data.sets import Source
 from salcli.errors import DataError

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.quick import EXPERIMENT, SEED
-from helpers.stages import (
-    Arrays,
-    dense_gradients,
-    params_of,
-    probabilities,
-    rewrite,
-    right_singular_vectors,
-    stored,
-)
+from helpers.stages import Arrays, dense_gradients, params_of, probabilities, rewrite, right_singular_vectors, stored
 from torch import Tensor
 
 from salcli.errors import ThresholdError

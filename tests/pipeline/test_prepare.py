@@ -21,14 +21,7 @@ from salcli.params.schema import Params, load_params
 from salcli.pipeline import embed, prepare
 from salcli.pipeline.loading import known_truth, ood_test_samples, wild_samples
 from salcli.store.files import read_header
-from salcli.store.formats import (
-    read_digests,
-    read_file_names,
-    read_id_split,
-    read_samples,
-    read_shown,
-    read_wild_set,
-)
+from salcli.store.formats import read_digests, read_file_names, read_id_split, read_samples, read_shown, read_wild_set
 from salcli.store.layout import Experiment, Workspace, prepared_set, unseen_set
 
 CUSTOM = {

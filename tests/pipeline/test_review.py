@@ -13,15 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from salcli.errors import ReviewError
-from salcli.pipeline.review import (
-    COLUMNS,
-    Reviewed,
-    ReviewRow,
-    filter_mark,
-    read_review,
-    reviewed,
-    write_review,
-)
+from salcli.pipeline.review import COLUMNS, Reviewed, ReviewRow, filter_mark, read_review, reviewed, write_review
 from salcli.store.files import Found
 from salcli.store.formats import Candidates
 from salcli.store.layout import Experiment

@@ -12,14 +12,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
-from salcli.sal.gradients import (
-    Factors,
-    FactorSource,
-    Gradients,
-    Representation,
-    last_layer_residual,
-    mean_gradient,
-)
+from salcli.sal.gradients import Factors, FactorSource, Gradients, Representation, last_layer_residual, mean_gradient
 from salcli.store.formats import RepresentationFile
 
 SIZES = st.tuples(st.integers(1, 8), st.integers(1, 5), st.integers(1, 6))  # n, K, D
