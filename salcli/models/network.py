@@ -180,5 +180,5 @@ def check_custom_head(network: Classifier) -> None:
     if isinstance(backbone, HookedBackbone) and backbone.n_given_classes != n_classes:
         raise ModelError(
             f"{network.spec.head}, the head of {backbone.name}, is for {backbone.n_given_classes} classes, the data "
-            f"have {n_classes}, so it cannot be used without training; set train_id.epochs to 1 or more"
+            f"have {n_classes}, so it cannot be used without training; set train_id.epochs to 1 or more, or freeze it"
         )

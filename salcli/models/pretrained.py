@@ -311,8 +311,10 @@ def _settled(
     if missing:
         hint = ""
         if usual := library_preprocessing(backbone):
-            mean_and_std = ", ".join(str([round(value, 4) for value in values]) for values in (usual.mean, usual.std))
-            hint = f" ({usual.crop}, {mean_and_std}: what its published weights expect)"
+            texts = {"data.image_size": str(usual.crop)}
+            for name in ("mean", "std"):
+                texts[f"model.{name}"] = f"[{','.join(f'{value:.4g}' for value in getattr(usual, name))}]"
+            hint = f" (its published weights expect {', '.join(f'{key} {texts[key]}' for key in missing)})"
         raise ModelError(f"what the weights of {backbone} expect is not known; set {', '.join(missing)}{hint}")
     settled = Preprocessing(**values)
     if settled.channels not in (1, 3) or len(settled.std) != settled.channels or min(settled.std) <= 0:

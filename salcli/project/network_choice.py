@@ -61,7 +61,10 @@ SIZES = (8, 16, 28, 32, 64, 96, 128, 224)
 SMALL, LARGE = 28, 64  # from SMALL on a deeper network pays, above LARGE one that begins with a stride
 PRETRAINED_BACKBONE, FROM_SCRATCH = "torchvision:efficientnet_b0", "torchvision:resnet18"
 # keys of params.yaml that build_embedder asks for, and the options of `init` that give them
-OPTIONS = {"data.image_size": "--image-size", "model.mean": "--mean", "model.std": "--std", "model.head": "--head"}
+OPTIONS = {
+    "data.image_size": "--image-size", "model.mean": "--mean", "model.std": "--std", "model.head": "--head",
+    "data.channels": "--set data.channels",
+}  # fmt: skip
 TIMED_BATCH = 32
 # A fit of a linear head: passes over the data, and over those that its penalty is chosen on (cross-validated or not)
 PASSES, PASSES_TO_CHOOSE = 35, {True: 1_000, False: 300}
@@ -143,11 +146,11 @@ def as_written(path: Path, project: Path) -> str:
 
 
 def channel_values(option: str, text: str | None) -> list[float] | None:
-    """The value of --mean or --std: `0.5` or `0.485,0.456,0.406`."""
+    """The value of --mean or --std: `0.5`, `0.485,0.456,0.406` or the same in brackets, as params.yaml has it."""
     if text is None:
         return None
     try:
-        values = [float(part) for part in text.split(",")]
+        values = [float(part) for part in text.strip("[]").split(",")]
     except ValueError:
         raise ParamsError(f"{option} {text}: must be a number, or one per channel separated by commas") from None
     if max(values) > 1:
@@ -179,10 +182,16 @@ class Bench:
         name = self.options.backbone
         if name is not None and takes_vectors(check_backbone_name(name)):
             raise UsageMistakeError(f"--model {name} is for vectors; {self.data.id.where} holds images")
-        if self.options.frozen:
-            return self._frozen(name or PRETRAINED_BACKBONE, "as you named it" if name else "the usual one")
-        if name is not None:
-            return self._trained(name, "as you named it")
+        try:
+            if self.options.frozen:
+                return self._frozen(name or PRETRAINED_BACKBONE, "as you named it" if name else "the usual one")
+            if name is not None:
+                return self._trained(name, "as you named it")
+        except ModelError as error:
+            message = str(error)
+            for key, option in OPTIONS.items():
+                message = message.replace(key, option)
+            raise type(error)(message) from error
         assert self.data.id.look is not None
         if self.data.id.look.median_side <= LARGE or self.has_gpu:
             return self._trained(*self._by_size())
@@ -254,23 +263,17 @@ class Bench:
         code, weights = self._code_folder(backbone), self._weights(backbone)
         if weights is None and is_published(backbone):
             weights = PRETRAINED
-        elif weights is None and not (import_path(backbone) and _comes_trained(backbone, None)):
+        elif weights is None and not (import_path(backbone) and _trained_parts(backbone, None)[0]):
             raise UsageMistakeError(
                 f"--frozen needs trained weights, and those of {backbone} are random: name a file with --weights, or a "
                 f"network whose weights are published, such as --model {PRETRAINED_BACKBONE}"
             )
         size, channels = self._count("data.image_size"), self._count("data.channels")
         given = self._given(code, weights, channels or 3)
-        try:
-            embedder = build_embedder(
-                backbone, weights=weights, head=self.options.head, mean=given["mean"] or AUTO,
-                std=given["std"] or AUTO, image_size=size, code_folder=code,
-            )  # fmt: skip
-        except ModelError as error:
-            message = str(error)
-            for key, option in OPTIONS.items():
-                message = message.replace(key, option)
-            raise type(error)(message) from error
+        embedder = build_embedder(
+            backbone, weights=weights, head=self.options.head, mean=given["mean"] or AUTO,
+            std=given["std"] or AUTO, image_size=size, code_folder=code,
+        )  # fmt: skip
         why = f"{why}; {_shown(weights)}"
         return Network(backbone, why, size, channels, head=embedder.spec.head, embedder=embedder, **given)
 
@@ -304,23 +307,35 @@ class Bench:
                     raise
                 notes.append(f"{backbone} is trained from scratch, because it has no pretrained weights here: {error}")
         is_custom = import_path(backbone) is not None
-        starts_trained = weights is not None or (is_custom and _comes_trained(backbone, self.n_classes))
+        starts_trained, has_head = _trained_parts(backbone, self.n_classes) if is_custom else (False, False)
+        starts_trained |= weights is not None
         expected = library_preprocessing(backbone, weights)
-        if is_custom and starts_trained:
+        if is_custom:
             expected = preprocessing_of(build_network(backbone, possible[0], self.n_classes))
         if expected is not None:
             size, possible = self._count("data.image_size") or expected.crop, [expected.channels]
         head, channels = self._first_that_works(backbone, size, possible)
         classifier = self._classifier(backbone, channels, head)
-        is_trained = self.assigned.get("train_id.epochs") == 0
+        is_untouched = self.assigned.get("train_id.epochs") == 0
         if weights is not None:
             report = load_given(classifier, weights)
-            is_trained = is_trained or (report.head_was_loaded and weights != PRETRAINED)
+            has_head = report.head_was_loaded
             notes += [report.note] if report.note and weights != PRETRAINED else []
-        elif is_trained:
+        elif is_untouched and has_head:
             check_custom_head(classifier)
-        if starts_trained:
-            why = f"{why}; {'with' if is_trained else 'fine-tuned from'} {_shown(weights)}"
+        if is_untouched and not has_head:
+            missing, way_out = "random weights", "name trained ones with --weights"
+            if starts_trained:
+                missing, way_out = "no such head", "add --frozen, which fits one on trained weights"
+            raise ParamsError(
+                f"--set train_id.epochs=0 is for a network with trained weights and a head for these {self.n_classes} "
+                f"classes; {backbone} has {missing}: leave it out, or {way_out}"
+            )
+        is_trained = is_untouched or (weights not in (None, PRETRAINED) and has_head)
+        how = ("with" if is_trained else "fine-tuned from") if starts_trained else "trained from scratch"
+        why = f"{why}; {how} {_shown(weights)}" if starts_trained else f"{why}; {how}"
+        if starts_trained and not is_trained and not self.has_gpu:
+            notes.append("without a GPU, --frozen is much faster: each image goes through the network once")
         _run_once(classifier, channels, size)
         given = self._given(code, weights, channels)
         if is_custom and expected is not None:  # `auto` in params.yaml does not ask custom code
@@ -433,7 +448,7 @@ def _seconds_of_a_pass(n: int, n_dimensions: int, n_outputs: int, device: torch.
 def _shown(weights: Path | str | None) -> str:
     if isinstance(weights, Path):
         return printable(weights.name)
-    return "its published weights" if weights else "the weights that it comes with"
+    return "its published weights" if weights else "the weights that it comes with (the same each time)"
 
 
 def _rate(seconds: float) -> str:
@@ -444,13 +459,13 @@ def _size(source: Source) -> SetSize:
     return SetSize(len(source), 0 if source.is_test is None else int(source.is_test.sum()))
 
 
-def _comes_trained(backbone: str, n_classes: int | None) -> bool:
-    """Whether custom code returns the same weights each time, which random ones are not; except for a new head."""
+def _trained_parts(backbone: str, n_classes: int | None) -> tuple[bool, bool]:
+    """Whether custom code returns the same weights each time, which random ones are not: all but a head, and all."""
     first, second = (build_network(backbone, 3, n_classes).state_dict() for _ in range(2))
     is_same = {name: torch.equal(tensor, second[name]) for name, tensor in first.items()}
     random_layers = {name.rpartition(".")[0] for name, same in is_same.items() if not same}
     has_trained_layer = any(same and first[name].ndim > 1 for name, same in is_same.items())
-    return has_trained_layer and len(random_layers) <= 1
+    return has_trained_layer and len(random_layers) <= 1, not random_layers
 
 
 def _run_once(classifier: Classifier, channels: int, size: int) -> None:

@@ -1,5 +1,6 @@
 """Plan a project for custom data: settings that fit data, network and machine, by simple rules."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ FEW_FOR_A_THRESHOLD = 100  # calibration samples: with fewer, ERR_in is often of
 GPU_EPOCHS = 100
 # without a GPU: images through the network in all epochs, and the fewest and the most epochs
 CPU_IMAGES = {"small": (600_000, 5, 50), "middle": (200_000, 3, 30), "large": (20_000, 2, 15)}
-FINE_TUNING_EPOCHS = {True: 15, False: 4}  # with a GPU, without
+FINE_TUNING_EPOCHS = {True: 15, False: 4}  # with a GPU, without; more where an epoch has few steps
+FEWEST_STEPS = 100
 # Heads are fitted in full; rivals, if any, take small steps from there.
 LINEAR_VALUES = {
     "train_id.solver": LBFGS,
@@ -195,7 +197,8 @@ def _training_values(network: Network, n_train: int, batch: int, *, has_gpu: boo
     n_images, fewest, most = CPU_IMAGES[network.kind]
     usual = GPU_EPOCHS if has_gpu else min(most, max(fewest, n_images // n_train))
     is_fine_tuned = network.starts_trained and not network.is_trained
-    epochs = min(usual, FINE_TUNING_EPOCHS[has_gpu]) if is_fine_tuned else usual
+    few = max(FINE_TUNING_EPOCHS[has_gpu], math.ceil(FEWEST_STEPS / max(1, n_train // batch)))
+    epochs = min(usual, few) if is_fine_tuned else usual
     augment = "flip-crop" if (network.image_size or 0) >= SMALL and network.channels == 3 else "none"
     values: dict[str, Any] = {
         "train_id.solver": SGD,
@@ -240,9 +243,12 @@ def _input_choices(data: CustomData, network: Network) -> list[Choice]:
         assert data.id.look is not None
         size, channels, side = network.image_size or 0, network.channels or 0, data.id.look.median_side
         what, shown = "images", f"{size} × {size}, {channels} channel{'s' * (channels > 1)}"
-        why = "what its weights were trained with" if network.expected else "as you set it"
-        if image_size(side) == size:
+        if network.expected and size == network.expected.crop:
+            why = f"what {'its weights were trained with' if network.starts_trained else 'it says that it takes'}"
+        elif size == image_size(side):
             why = f"median of the shorter sides: {side} pixels"
+        else:
+            why = "as you set it"
     labeled, wild = data.id.source.columns, data.wild.source.columns
     columns = [Choice("columns", labeled, f"{data.wild.name}: {wild}" if wild else "")] if labeled else []
     named = f"{network.backbone}{', frozen' if network.embedder else ''}"
@@ -297,7 +303,8 @@ def _notes(data: CustomData, network: Network, values: Mapping[str, Any]) -> lis
     looked_at = [(one.look, len(one.source)) for one in data.sets if one.look is not None]
     if any(not seen.was_decoded or seen.n_looked_at < n for seen, n in looked_at):
         notes.append("not every file was read to its end; `prepare` names and leaves out any further bad ones")
-    if network.starts_trained and network.expected is None and not network.embedder and "model.mean" not in values:
+    is_told = {"model.mean", "model.std"} <= values.keys()
+    if network.starts_trained and network.expected is None and not network.embedder and not is_told:
         notes.append(
             "it is not known what its weights were trained with, so the input is a guess: images of "
             f"{network.image_size} pixels, normalized with mean and std of your training images; give what they expect "

@@ -245,8 +245,8 @@ def nothing_found(train_accuracy: float, calibration_accuracy: float | None) -> 
     held_out = f" and {calibration_accuracy:.1%} of calibration data" if known else ""
     return (
         "τ finds no more than ID data alone would give. It separates well only where the ID risk is small: the "
-        f"classifier gets {train_accuracy:.1%} of ID training{held_out} right. Train it longer, or do not rely on the "
-        "candidates."
+        f"classifier gets {train_accuracy:.1%} of ID training{held_out} right. Improve it (more labeled data, longer "
+        "training, another network), or do not rely on the candidates."
     )
 
 

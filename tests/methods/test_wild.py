@@ -12,13 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from salcli.methods.wild import ConstrainedEnergyLoss, EnergyOe, EnergyVos, OutlierExposure, Scone
 
 # The numbers of WOODS: ours, and what the library calls them.
-CONSTRAINTS = {
-    "false_alarms": 0.05,
-    "loss_factor": 2.0,
-    "multiplier_lr": 0.7,
-    "penalty_growth": 1.5,
-    "tolerance": 0.05,
-}
+CONSTRAINTS = {"false_alarms": 0.05, "loss_factor": 2.0, "multiplier_lr": 0.7, "penalty_growth": 1.5, "tolerance": 0.05}
 THEIR_NAMES = ("false_alarm_cutoff", "ce_tol", "lr_lam", "penalty_mult", "constraint_tol")
 
 

@@ -189,13 +189,21 @@ def test_photos_with_weights_are_embedded_and_a_named_network_is_fine_tuned(phot
     said, params = init(tmp_path / "e", *photos, "--model", "torchvision:resnet18")
     assert "fine-tuned from its published weights" in said
     assert (params.model.frozen, params.model.weights, params.data.image_size) == (False, "pretrained", 224)
-    assert (params.train_id.epochs, params.train_id.lr, params.model.mean) == (4, 0.01, "auto")
+    assert (params.train_id.epochs, params.train_id.lr, params.model.mean) == (
+        15,
+        0.01,
+        "auto",
+    )  # few images: 4 are few steps
 
     elsewhere = folder / published  # the same file, by its path
     said, params = init(tmp_path / "f", *photos, "--model", "torchvision:resnet18", "--weights", str(elsewhere))
     assert "224 × 224, 3 channels what its weights were trained with" in said
     assert "not known" not in said
-    assert (params.data.image_size, params.train_id.epochs, params.train_id.lr) == (224, 4, 0.01)
+    assert (params.data.image_size, params.train_id.epochs, params.train_id.lr) == (224, 15, 0.01)
+    untouched = refused(
+        "init", "h", *photos, "--model", "torchvision:resnet18", "--set", "train_id.epochs=0", root=tmp_path
+    )
+    assert "torchvision:resnet18 has no such head: leave it out, or add --frozen" in untouched
     renamed = elsewhere.rename(tmp_path / "mine.pth")
     said, params = init(tmp_path / "g", *photos, "--model", "torchvision:resnet18", "--weights", str(renamed))
     assert "not known what its weights were trained with, so the input is a guess: images of 64" in said
@@ -223,7 +231,7 @@ def test_code_that_returns_a_trained_network_is_fine_tuned_with_what_it_expects(
     module = f"net{RNG.integers(1 << 40):x}"
     (tmp_path / f"{module}.py").write_text(TRAINED)
     said, params = init(tmp_path / "d", *photos, "--model", f"{module}:trained")
-    assert "fine-tuned from the weights that it comes with" in said
+    assert "fine-tuned from the weights that it comes with (the same each time)" in said
     assert "48 × 48, 3 channels what its weights were trained with" in said
-    assert (params.train_id.epochs, params.train_id.lr, params.train_ood.lr) == (4, 0.01, 0.001)
+    assert (params.train_id.epochs, params.train_id.lr, params.train_ood.lr) == (30, 0.01, 0.001)
     assert (params.model.mean, params.model.std) == ((0.4,) * 3, (0.2,) * 3)

@@ -87,13 +87,7 @@ def assert_equal_scores(found: list[Tensor], expected: list[np.ndarray]) -> None
     seed=st.integers(0, 10_000),
 )
 def test_scores_equal_a_dense_svd_for_any_class_sizes_with_repeated_and_zero_rows(
-    labels: list[int],
-    n_different: int,
-    n_zero: int,
-    n_vectors: int,
-    small_side: int,
-    global_reference: bool,
-    seed: int,
+    labels: list[int], n_different: int, n_zero: int, n_vectors: int, small_side: int, global_reference: bool, seed: int
 ) -> None:
     """Classes with one sample, with none, with the same sample over and over."""
     n = len(labels)

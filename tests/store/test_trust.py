@@ -87,10 +87,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> No
     first = FORK.Process(target=hold, args=(path, entered))
     first.start()
     assert entered.wait(30)
-    with (
-        pytest.raises(StorageError, match=rf"already running \(process {first.pid}\)"),
-        locked(path, "train-id"),
-    ):
+    with pytest.raises(StorageError, match=rf"already running \(process {first.pid}\)"), locked(path, "train-id"):
         pass
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
