@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from salcli.engine.batches import Rows
-from salcli.engine.linear import Examples, FullFit
+from salcli.engine.linear_heads import Examples, FullFit
 from salcli.methods.base import Head, Known
 from salcli.methods.combined import blend, committee_scores, learn, members, ranks_by_content, tau_name, temperatures
 from salcli.methods.sal import (

@@ -64,8 +64,8 @@ def table(
     from dataclasses import replace
 
     from salcli.params.reading import read_yaml
-    from salcli.report.bootstrap import has_scores, with_scores
     from salcli.report.console import ConsoleProgress, console, side_console
+    from salcli.report.intervals import has_scores, with_scores
     from salcli.report.results import Results, asked_for, groups_of, results_frame, results_grids, results_view
     from salcli.store.layout import RUNS, SCRATCH
 

@@ -27,7 +27,7 @@ from salcli.engine.augmentation import Augmentation
 from salcli.engine.batches import Batches, EndlessRows, LabeledRows, Rows
 from salcli.engine.device import Compute
 from salcli.engine.inference import BATCH_SIZE, outputs_of
-from salcli.engine.linear import FullFit
+from salcli.engine.linear_heads import FullFit
 from salcli.engine.training import SCHEDULES, Epoch, Objective, Run, classification, reproducible
 from salcli.errors import ParamsError, SalError, unknown_name
 from salcli.models.custom import import_object

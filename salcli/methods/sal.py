@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from salcli.engine.batches import Batch, Rows, joined
 from salcli.engine.device import processes
-from salcli.engine.linear import Examples, FullFit
+from salcli.engine.linear_heads import Examples, FullFit
 from salcli.engine.training import BatchResult
 from salcli.errors import ParamsError, TrainingError
 from salcli.methods.base import (

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from salcli.engine.device import Compute, computing
 from salcli.engine.inference import BATCH_SIZE, accuracy, outputs_of
-from salcli.engine.linear import ROUNDS, Examples, FullFit
+from salcli.engine.linear_heads import ROUNDS, Examples, FullFit
 from salcli.engine.training import Epoch, reproducible, train
 from salcli.errors import WeightsError
 from salcli.methods.base import LBFGS, Start

@@ -12,7 +12,7 @@ from typing import Any
 from salcli.engine.batches import LabeledRows
 from salcli.engine.device import computing
 from salcli.engine.inference import accuracy
-from salcli.engine.linear import ROUNDS, FullFit
+from salcli.engine.linear_heads import ROUNDS, FullFit
 from salcli.engine.training import Epoch, train
 from salcli.errors import TrainingError
 from salcli.methods.base import LBFGS, IdTrained, Start, Trained, TrainParams, WildTrained, find_method

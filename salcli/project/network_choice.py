@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from salcli.data.decoding import Shape, decode
 from salcli.data.sets import Source
 from salcli.engine.device import resolve_device
-from salcli.engine.linear import MOST_TO_CHOOSE_ON
-from salcli.engine.linear import SMALL as CROSS_VALIDATED
+from salcli.engine.linear_heads import MOST_TO_CHOOSE_ON
+from salcli.engine.linear_heads import SMALL as CROSS_VALIDATED
 from salcli.errors import ModelError, ParamsError, ProjectError, SalError, UsageMistakeError, WeightsError, printable
 from salcli.models.backbones import (
     AUTO,
@@ -55,7 +55,7 @@ from salcli.project.cost import (
     shown_time,
     start_up_seconds,
 )
-from salcli.project.looking import CustomData
+from salcli.project.custom_data import CustomData
 
 SIZES = (8, 16, 28, 32, 64, 96, 128, 224)
 SMALL, LARGE = 28, 64  # from SMALL on a deeper network pays, above LARGE one that begins with a stride

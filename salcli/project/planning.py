@@ -19,7 +19,7 @@ from salcli.params.presets import Preset, resolved
 from salcli.params.schema import validated
 from salcli.progress import Progress
 from salcli.project.cost import shown_time
-from salcli.project.looking import CustomData, look_at_data
+from salcli.project.custom_data import CustomData, look_at_data
 from salcli.project.network_choice import SMALL, Bench, Network, NetworkOptions, as_written, image_size
 
 MANY = 1_000  # ID images, from which on a tenth is enough for calibration

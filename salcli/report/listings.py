@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # load torch
     from salcli.detector.detector import Scanned
     from salcli.methods.base import Method
     from salcli.pipeline.review import ReviewRow
-    from salcli.project.looking import CustomSet
+    from salcli.project.custom_data import CustomSet
     from salcli.project.planning import Plan
 
 SHOWN_CLASSES, SHOWN_FILES = 6, 2

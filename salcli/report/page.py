@@ -21,7 +21,6 @@ from salcli.errors import MissingArtifactError
 from salcli.params.reading import AVERAGE
 from salcli.pipeline.review import as_cell, filter_mark
 from salcli.progress import Progress
-from salcli.report.bootstrap import has_scores, with_scores
 from salcli.report.console import Cell
 from salcli.report.figures import (
     Chart,
@@ -34,6 +33,7 @@ from salcli.report.figures import (
     training_chart,
 )
 from salcli.report.galleries import read_galleries
+from salcli.report.intervals import has_scores, with_scores
 from salcli.report.page_data import Evaluation, Findings, MethodScores, read_findings
 from salcli.report.results import (
     METRICS,

@@ -1,7 +1,7 @@
 """All metrics.json files of a workspace as tables: mean ± std over seeds, one table for each share π of OOD data.
 
 Everything that a table needs stands in those files, the labels of the methods too, so neither torch nor the methods
-are loaded. What the stored scores add, intervals above all, is in bootstrap.py.
+are loaded. What the stored scores add, intervals above all, is in intervals.py.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Results:
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # test sets whose mean is a section, too
     sort: str = ""  # the metric that each section is sorted by; "": all by the average FPR95
     convention: str = ID_POSITIVE  # of FPR95
-    intervals: bool = False  # show FPR95 and AUROC alone, each with its interval; needs the draws of bootstrap.py
+    intervals: bool = False  # show FPR95 and AUROC alone, each with its interval; needs the draws of intervals.py
     verdicts: Mapping[str, str] = field(default_factory=dict)  # by π: what the table shows, in a sentence
 
     @classmethod

@@ -11,11 +11,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from salcli.engine import linear
 from salcli.engine.augmentation import Augmentation
 from salcli.engine.batches import Batch, Batches, EndlessRows, LabeledRows, Rows
 from salcli.engine.device import Compute, Processes
-from salcli.engine.linear import PENALTIES, Examples, FullFit
+from salcli.engine.linear_heads import PENALTIES, Examples, FullFit
 from salcli.engine.training import (
     SCHEDULES,
     TRUST,
@@ -208,8 +207,8 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     x = vectors(100, 5)
     examples = Examples.of_classes(Rows((x,), np.arange(100)), torch.from_numpy(x[:, :3].argmax(axis=1)))
     whole, _ = fitted(examples, 3, 0.1)
-    monkeypatch.setattr(linear, "ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(linear, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(linear_heads, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(linear_heads, "RESIDENT_BYTES", 0)
     in_chunks, _ = fitted(examples, 3, 0.1)
     torch.testing.assert_close(in_chunks.weight, whole.weight, atol=1e-4, rtol=1e-3)
 

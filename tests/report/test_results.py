@@ -22,7 +22,7 @@ from salcli.params.presets import default_params
 from salcli.params.schema import validated
 from salcli.pipeline.filter import Filtered, IdFit
 from salcli.progress import Silent
-from salcli.report.bootstrap import has_scores, with_scores
+from salcli.report.intervals import has_scores, with_scores
 from salcli.report.results import (
     LOWER_IS_BETTER,
     METRICS,
