@@ -288,7 +288,10 @@ def rows_of(deal: Deal, params: Params, seed: int) -> Iterator[dict[str, Any]]:
         as_detector = []
         if name in by_side[2] or name in (COMMITTEE, LEARNED):
             for x, side in tests:
-                own_scores = {COMMITTEE: transforms.committee, LEARNED: lambda side, x=x: learned.score(x, side)}
+                own_scores = {
+                    COMMITTEE: learned.transforms.committee,
+                    LEARNED: lambda side, x=x: learned.score(x, side),
+                }
                 as_detector.append(own_scores.get(name, lambda side, name=name: side[name])(side))
         found = verdict(held_out, in_the_wild, threshold)
         yield {

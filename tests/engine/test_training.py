@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from salcli.engine import linear_heads
 from salcli.engine.augmentation import Augmentation
 from salcli.engine.batches import Batch, Batches, EndlessRows, LabeledRows, Rows
 from salcli.engine.device import Compute, Processes
