@@ -254,6 +254,7 @@ def detector(
     from shlex import quote
 
     from salcli.detector import stage
+    from salcli.models.backbones import import_path
     from salcli.report.stage_tables import detector_view
 
     elsewhere = ("detector.method", "detector.float16") if out else ()
@@ -268,4 +269,6 @@ def detector(
     done = session.run(stage.run, experiments, out=out)
     session.finish(detector_view(done), written(done))
     if "DVC_STAGE" not in os.environ:
-        say(f"next: salcli predict --detector {quote(str(written(done)[0]))} FOLDER", "dim")
+        is_foreign = out and import_path(session.params.model.backbone)  # those below runs/ are known to be our own
+        allowed = " --allow-import" if is_foreign else ""
+        say(f"next: salcli predict --detector {quote(str(written(done)[0]))}{allowed} FOLDER", "dim")

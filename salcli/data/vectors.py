@@ -199,7 +199,8 @@ class TableFile:
             takes, rule = self.numbers, "of data.columns.vector must hold numbers"
         for name in several(columns.vector):
             if name not in takes:
-                raise DataError(f"{self.path}: column {name} {rule}, got {self._types[name]}")
+                others = f"; these do: {some_of(takes, 12)}" if takes else ""
+                raise DataError(f"{self.path}: column {name} {rule}, got {self._types[name]}{others}")
         if columns.vector:
             return several(columns.vector)
         lists, numbers = ([name for name in names if name not in other] for names in (self.lists, self.numbers))
@@ -282,7 +283,9 @@ def how_to_label(path: Path) -> str:
         return f"store them beside it as {printable(path.stem)}.labels.npy"
     if suffix == ".npz":
         return f"add them as an array `y`, or {named}"
-    return f"add them as a column named {', '.join(LABEL_NAMES)}, or {named}"
+    with opened(path) as file:
+        there = some_of(file.names, 12)
+    return f"add them as a column named {', '.join(LABEL_NAMES)}, or {named}; its columns: {there}"
 
 
 @contextmanager

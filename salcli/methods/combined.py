@@ -500,9 +500,8 @@ class Separator(Combined):
         wild, calibration = (self._taus(one) | self.of_members(one) for one in (known.wild, known.calibration))
         scores = {name: (values, calibration[name]) for name, values in wild.items()}
         if len(known.calibration) < LEAST_CALIBRATION:
-            known.note(
-                f"separator: fewer than {LEAST_CALIBRATION} calibration samples to learn from, so it is the committee"
-            )
+            few = f"fewer than {LEAST_CALIBRATION} calibration samples to learn from"
+            known.note(f"{self.label}: {few}, so it is the committee")
             self.learned = _committee_alone(known.wild, scores)
         else:
             self.learned = learn(known.wild, known.calibration, scores, known.seed)

@@ -289,7 +289,7 @@ class TiedGaussians:
     mean: Float[Tensor, "c r"]  # of each class, whitened
 
     @classmethod
-    def fit(cls, name: str, known: Known, moments: ClassMoments) -> TiedGaussians:
+    def fit(cls, label: str, known: Known, moments: ClassMoments) -> TiedGaussians:
         """Class means, and the covariance around them."""
         features = known.features
         spread, direction = moments.within.directions(len(features))
@@ -297,7 +297,7 @@ class TiedGaussians:
         whitening = direction[:, kept] / spread[kept].sqrt()
         if whitening.shape[1] < features.shape[1]:
             known.note(
-                f"{name}: within classes the ID training features spread in {whitening.shape[1]} of "
+                f"{label}: within classes the ID training features spread in {whitening.shape[1]} of "
                 f"{features.shape[1]} directions; the others do not count (pseudo-inverse)"
             )
         return cls(whitening, moments.mean @ whitening)
@@ -318,7 +318,7 @@ class Mahalanobis(PostHoc):
     gaussians: TiedGaussians
 
     def fit(self, known: Known) -> None:
-        self.gaussians = TiedGaussians.fit(self.name, known, ClassMoments.shared(known))
+        self.gaussians = TiedGaussians.fit(self.label, known, ClassMoments.shared(known))
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
         return self.gaussians.score(self.gaussians.whitened(x.feature))
@@ -364,7 +364,7 @@ class MahalanobisPlus(PostHoc):
 
     def fit(self, known: Known) -> None:
         self.as_given = known.as_given
-        self.gaussians = TiedGaussians.fit(self.name, known, ClassMoments.of(known, self._shaped))
+        self.gaussians = TiedGaussians.fit(self.label, known, ClassMoments.of(known, self._shaped))
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
         return self.gaussians.score(self.gaussians.whitened(self._shaped(x.feature)))
@@ -401,8 +401,8 @@ class Vim(PostHoc):
         self.logits = VirtualLogits.fit(known, asked)
         if self.logits.dim < asked:
             known.note(
-                f"vim: the ID training features span {self.logits.rank} dimensions, so its principal space has "
-                f"{self.logits.dim} instead of {asked}"
+                f"{self.label}: the ID training features span {self.logits.rank} dimensions, so its principal space "
+                f"has {self.logits.dim} instead of {asked}"
             )
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:

@@ -292,7 +292,7 @@ class SalPostHoc(PostHoc):
         undefined = outlier_score.isnan() & is_finite
         if n_undefined := int(undefined.sum()):
             known.note(
-                f"sal-posthoc: {n_undefined} test samples are of classes that no wild sample is predicted as; "
+                f"{self.label}: {n_undefined} test samples are of classes that no wild sample is predicted as; "
                 "nothing in the wild data speaks against them, so they count as ID"
             )
         return -torch.where(undefined, 0.0, outlier_score)

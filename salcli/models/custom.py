@@ -81,7 +81,9 @@ def _is_custom(file: Path) -> bool:
 
 def _fix(module: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]:
-        return f"start salcli in the folder of {error.name}, set model.code to that folder, or install {error.name}"
+        meant = did_you_mean(module, ("torchvision", "timm"))
+        where = f"start salcli in the folder of {error.name}, set model.code to that folder"
+        return f"{where}, or install {error.name}{meant}"
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return "check the module's name"
     return "fix that first"

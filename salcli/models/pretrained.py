@@ -426,5 +426,6 @@ def _not_to_be_had(backbone: str, error: Exception, url: str, fix: str) -> Weigh
     """`fix` names the file as published, which says what the weights expect of an image (`_of_library`)."""
     reason = describe_failure(error).partition("\n")[0]
     return WeightsError(
-        f"the weights of {backbone} are not on this computer and cannot be downloaded ({reason}); get {url}, {fix}"
+        f"the weights of {backbone} are not on this computer and cannot be downloaded ({reason}); get {url}, {fix}; "
+        "or use weights that come as a package (docs/your-data.md)"
     )

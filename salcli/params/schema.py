@@ -185,11 +185,15 @@ def _channel_values(value: object, info: ValidationInfo) -> object:
 
 def _trained_methods(kind: type[Method]) -> Any:
     """A list of methods of a kind, each once."""
+    others = {"rivals": WildTrained, "encoders": IdTrained, "evaluate.methods": PostHoc}
 
     @_collected()
     def check(name: str) -> str:
         if is_custom_method(name) and "." in name:  # DVC takes methods.NAME for a path of keys
             raise ValueError(f"{name}: a method that is trained must be in a module without dots, such as my_code:Mine")
+        for key, other in others.items():
+            if other is not kind and name in built_in(other):
+                raise ValueError(f"{name} belongs in {key}")
         find_method(name, kind)
         return name
 

@@ -17,7 +17,8 @@ from salcli.engine.device import Compute, computing, processes
 from salcli.engine.inference import Outputs, outputs_of
 from salcli.errors import BadArtifactError
 from salcli.methods.base import ALL_ID, Head, IdTrained, InputScore, Known, Method, PostHoc, Trained, of_all_id
-from salcli.methods.sal import protocol, variant_label
+from salcli.methods.sal import LEARNED, protocol, variant_label
+from salcli.models.backbones import AUTO
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
 from salcli.pipeline.loading import (
@@ -137,15 +138,16 @@ def run(
 def _estimates(params: Params, experiment: Experiment, scores: dict[str, TestScores]) -> Estimates:
     """Without the truth. The first variant stays the detector unless another method is surely better than SAL.
 
-    The separator was fitted to tell calibration from wild data, so it takes calibration samples for more ID-like than
-    new ones (by 0.11 and 0.24 in AUC, measured on embeddings): its ID samples are the test's.
+    What was fitted to tell calibration from wild data takes calibration samples for more ID-like than new ones (the
+    separator by 0.11 and 0.24 in AUC, measured on embeddings), also a variant whose candidates it chose: its ID samples
+    are the test's.
     """
     rng = generator(experiment.seed, f"estimates/{experiment.ood}")
     methods = {name: params.method(name) for name in scores if not of_all_id(name)}
     methods = {name: own for name, own in methods.items() if getattr(own, "images", "train") == "train"}
     fitted = {
         name for name, own in methods.items() if isinstance(own, PostHoc) and own.needs_wild and own.needs_calibration
-    }
+    } | {name for name in params.variants if params.for_variant(name).filter.score in (AUTO, LEARNED)}
     pairs = {
         name: (scores[name].id if name in fitted else scores[name].calibration, scores[name].wild) for name in methods
     }

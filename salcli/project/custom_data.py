@@ -198,7 +198,11 @@ def _look_at_set(role: str, name: str, paths: tuple[Path, ...], columns: Columns
     where = ", ".join(str(path) for path in paths)
     if len(found.bad) == found.n_looked_at:
         file, reason = found.bad[0]
-        raise DataError(f"no image of {where} can be read, for example {printable(file)}: {reason}")
+        hint = "; a CSV lists images, other data are vectors in .parquet, .npz or .npy (docs/embeddings.md)"
+        is_list = any(path.suffix.lower() == ".csv" for path in paths)
+        raise DataError(
+            f"no image of {where} can be read, for example {printable(file)}: {reason}{hint if is_list else ''}"
+        )
     bad = {file for file, _ in found.bad}
     source = source.take(np.flatnonzero([file not in bad for file in source.files])) if bad else source
     if role == ID:

@@ -205,7 +205,7 @@ class Bench:
                 "these are photos, and there is no GPU: the plan is to embed them once with a frozen, pretrained "
                 f"network, but {str(error).replace(WITH_FILE, of_a_file)}\n"
                 "  or use another pretrained network: --model timm:NAME --frozen, or --model MODULE:NAME --weights "
-                "FILE --frozen, also one that comes as a package (docs/your-data.md)\n"
+                "FILE --frozen\n"
                 f"  or train one from scratch: --model {FROM_SCRATCH}; an epoch of {n:,} images takes "
                 f"{shown_time(n * seconds)} here, and it needs dozens of them and many images"
             ) from None

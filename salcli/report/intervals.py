@@ -21,6 +21,7 @@ from salcli.report.results import (
     ID_POSITIVE,
     LEAST,
     OOD_POSITIVE,
+    PROTOCOL,
     EvaluationKey,
     Results,
     filter_metrics,
@@ -93,14 +94,19 @@ def _counts(n: int, side: str) -> np.ndarray:
 
 
 def verdict(part: Results) -> str:
-    """Of one π: where a method beats SAL, where SAL beats all others, and where neither is sure."""
+    """Of one π: where a method beats SAL, where SAL beats all others, and where neither is sure.
+
+    SAL is the first of its variants, which the project is about.
+    """
     labels = dict(zip(part.runs["method"], part.runs["label"], strict=True))
+    subject = next(iter(part.runs["method"][part.runs[PROTOCOL] != ""]), SAL)
+    sal = labels.get(subject, SAL)
     beaten: dict[str, list[str]] = {}  # sections by the method that is best there
     best: list[str] = []
     unsure: list[str] = []
     n_worse = ""
     for section, runs in part.sections():
-        signs = _against_sal(runs)
+        signs = _against(subject, runs)
         winner = next((labels[method] for method, sign in signs.items() if sign < 0), None)
         if winner:
             beaten.setdefault(winner, []).append(section)
@@ -110,30 +116,30 @@ def verdict(part: Results) -> str:
                 n_worse = f", which beats {sum(signs.values())} of {len(signs)} ({section})"
     filters = (one for key, path in part.files.items() for one in filter_metrics(path, key).values())
     advice = "" if any("auto" in one for one in filters) else ": try filter.score: auto"
-    winners = ", ".join(f"{label} beats SAL on {_listed(sections)}" for label, sections in beaten.items())
+    winners = ", ".join(f"{label} beats {sal} on {_listed(sections)}" for label, sections in beaten.items())
     parts = [winners + advice] if winners else []
-    parts += [f"SAL beats every other method on {_listed(best)}"] if best else []
+    parts += [f"{sal} beats every other method on {_listed(best)}"] if best else []
     if unsure:
-        parts.append("no method surely beats SAL" + (f" on {_listed(unsure)}" if parts else n_worse))
+        parts.append(f"no method surely beats {sal}" + (f" on {_listed(unsure)}" if parts else n_worse))
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def _against_sal(runs: pd.DataFrame) -> dict[str, int]:
-    """By method, best first: −1 if its FPR95 is surely lower than SAL's, 1 if it is surely higher, else 0.
+def _against(subject: str, runs: pd.DataFrame) -> dict[str, int]:
+    """By method, best first: −1 if its FPR95 is surely lower than the subject's, 1 if it is surely higher, else 0.
 
     All differences are within the interval at once with a chance of 95%: of many methods, the best would else look
     better than it is.
     """
     runs = runs[runs["fpr95"].notna()]
     n_runs = runs["method"].value_counts()
-    comparable = [method for method in n_runs.index if n_runs[method] == n_runs.get(SAL) and method != SAL]
+    comparable = [method for method in n_runs.index if n_runs[method] == n_runs.get(subject) and method != subject]
     if not comparable:
         return {}
     by_seed = runs.groupby(["method", "seed"])["fpr95"].mean().unstack()
-    difference = by_seed.loc[comparable] - by_seed.loc[SAL]
+    difference = by_seed.loc[comparable] - by_seed.loc[subject]
     draws = {method: mean_draws(own, "fpr95") for method, own in runs.groupby("method")}
-    noise = np.array([draws[method] - draws[SAL] for method in comparable])
+    noise = np.array([draws[method] - draws[subject] for method in comparable])
     noise -= noise.mean(axis=1, keepdims=True)
     error = noise.std(axis=1)
     furthest = (abs(noise) / np.where(error > 0, error, np.inf)[:, None]).max(axis=0)

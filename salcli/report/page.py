@@ -105,7 +105,7 @@ def collect(
     of_methods = [chart for _, _, charts in methods for chart in charts]
     charts = [tau, *([overview] if overview else []), *of_methods, *training, *theory]
     page = {
-        "title": f"{params.data.id}, wild data {mixed}{experiment.ood}{variant}",
+        "title": f"ID data “{params.data.id}”, wild data {mixed}“{experiment.ood}”{variant}",
         "findings": findings,
         "filter_mark": filter_mark(workspace.find(experiment.candidates), experiment),
         "tiles": tiles(findings),
@@ -185,14 +185,14 @@ def _test_tiles(evaluation: Evaluation, estimates: dict[str, Any]) -> list[Tile]
         low, high = share_text(estimate["low"]), share_text(estimate["high"])
         how = f"of OOD data pass as ID (FPR95), 90% interval {low} to {high}; estimated without labels"
         return [(f"{name} lets through, estimated", share_text(estimate["value"]), how), accuracy]
-    return [(f"{name} lets through", UNKNOWN, "there are no OOD test images (data.test_ood)"), accuracy]
+    return [(f"{name} lets through", UNKNOWN, "there are no OOD test data (data.test_ood)"), accuracy]
 
 
 def fit_warning(findings: Findings) -> str:
     """The warning of `filter`: τ found nothing."""
     train, calibration = (findings.filter.get(f"{part}_accuracy") for part in ("train", "calibration"))
     found = findings.filter.get("estimated")
-    if findings.candidates.score_name != SAL or train is None or not found or found["beyond"] > found["margin"]:
+    if findings.candidates.score_name != SAL or train is None or not found or found.get("found_something"):
         return ""
     return nothing_found(train, calibration)
 

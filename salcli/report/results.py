@@ -141,10 +141,12 @@ def groups_of(raw: Mapping[str, Any]) -> dict[str, Sequence[str]]:
 class Estimated:
     """What held-out wild data say about one wild set without labels, in percent: mean over seeds of (value, low, high).
 
-    `reasons` say how the best method was chosen, or why nothing can be told, one for each seed.
+    Nothing is told about methods unless most seeds can: the others are those whose π̂ happens to be high. `reasons` say
+    how the best method was chosen, or why nothing can be told, one for each seed.
     """
 
     ood: str
+    n_telling: int  # seeds
     share: tuple[float, ...] | None  # π̂
     methods: dict[str, dict[str, tuple[float, ...]]]  # fpr95 and auroc
     chosen: list[str]
@@ -247,7 +249,7 @@ class Results:
     @property
     def notes(self) -> list[str]:
         """What the fits of methods had to say."""
-        return _merged(note for own in self.runs.get(NOTES, ()) for note in own)
+        return [note for note, _ in _alike(note for own in self.runs.get(NOTES, ()) for note in own)]
 
     def without_notes(self) -> Results:
         return replace(self, runs=self.runs.drop(columns=NOTES))
@@ -257,7 +259,8 @@ class Results:
         found = []
         for ood in dict.fromkeys(key.ood for key in self.estimates):
             seeds = [own for key, own in self.estimates.items() if key.ood == ood]
-            names = dict.fromkeys(name for own in seeds for name in own["methods"])
+            n_telling = sum(bool(own["methods"]) for own in seeds)
+            names = dict.fromkeys(name for own in seeds for name in own["methods"] if 2 * n_telling > len(seeds))
             methods = {
                 name: {
                     metric: _over_seeds(own["methods"][name][metric] for own in seeds if name in own["methods"])
@@ -267,7 +270,7 @@ class Results:
             }
             chosen, reasons = ([str(own[key]) for own in seeds] for key in ("chosen", "reason"))
             shares = [own["pi"] for own in seeds if own["pi"]]
-            found.append(Estimated(ood, _over_seeds(shares) if shares else None, methods, chosen, reasons))
+            found.append(Estimated(ood, n_telling, _over_seeds(shares) if shares else None, methods, chosen, reasons))
         return found
 
     def sections(self) -> list[tuple[str, pd.DataFrame]]:
@@ -431,13 +434,13 @@ def _samples(counts: Mapping[EvaluationKey, dict[str, int]]) -> dict[str, str]:
     return {name: text for name, text in samples.items() if text}
 
 
-def _merged(notes: Iterable[str]) -> list[str]:
-    """Each once; those that differ in numbers alone are one, with ranges."""
+def _alike(notes: Iterable[str]) -> list[tuple[str, int]]:
+    """Each once, and how many there are; those that differ in numbers alone are one, with ranges."""
     alike: dict[tuple[str, ...], list[list[str]]] = {}  # text between the numbers → all parts
-    for note in dict.fromkeys(notes):
+    for note in notes:
         parts = WHOLE_NUMBER.split(note)
         alike.setdefault(tuple(parts[::2]), []).append(parts)
-    return ["".join(map(_one_text, zip(*found, strict=True))) for found in alike.values()]
+    return [("".join(map(_one_text, zip(*found, strict=True))), len(found)) for found in alike.values()]
 
 
 def _one_text(parts: Sequence[str]) -> str:
@@ -546,14 +549,19 @@ def _estimate_text(estimate: tuple[float, ...]) -> str:
 
 
 def _estimate_notes(found: Sequence[Estimated], n_seeds: int) -> list[str]:
-    seeds = f"; value and interval: mean over {n_seeds} seeds" if n_seeds > 1 else ""
+    told = _range([one.n_telling for one in found if one.methods])
+    over = f"{n_seeds} seeds" if told in ("", str(n_seeds)) else f"the {told} of {n_seeds} seeds that can tell"
+    seeds = f"; value and interval: mean over {over}" if n_seeds > 1 else ""
     notes = [
         f"est.: estimated from held-out wild data and π̂, not measured; (90%): interval{seeds}. docs/without-labels.md"
     ]
     for one in found:
         if one.share:
             notes.append(f"{one.ood}: π̂ = {_estimate_text(one.share)}%, the estimated share of OOD data in them.")
-        notes += [f"{one.ood}: {reason}." for reason in _merged(one.reasons)]
+        reasons = _alike(one.reasons)
+        for reason, count in reasons:
+            which = f", {count} of {n_seeds} seeds" if len(reasons) > 1 else ""
+            notes.append(f"{one.ood}{which}: {reason}.")
     return notes
 
 
@@ -590,10 +598,10 @@ def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
     """What the columns and sections of the tables mean, and how many samples there are."""
     notes = [CONVENTIONS[results.convention]] if results.unknown_sets != results.ood_sets else []
     if results.unknown_sets:
-        names = ", ".join(results.unknown_sets)
+        names, is_tested = ", ".join(results.unknown_sets), results.unknown_sets != results.ood_sets
+        known = "of the OOD test sets" if is_tested else "unknown; they need OOD samples to test on (data.test_ood)"
         notes.append(
-            f"{names}: unlabeled wild data. Nobody knows what in them is OOD, so FPR95, AUROC and AUPR are unknown; "
-            "they need OOD samples to test on (data.test_ood)."
+            f"{names}: unlabeled wild data. Nobody knows what in them is OOD, so FPR95, AUROC and AUPR are {known}."
         )
     means = [f"{AVERAGE}: over the OOD sets"] if len(results.shown_sets) > 1 else []
     tested = set(results.runs["test_set"])

@@ -35,6 +35,10 @@ BAR_WIDTH = 28
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 SHOWN_CLASSES = 10
 REORDER = "rename the folders so that they sort like the network's classes, or give a CSV with their numbers as labels"
+OF_TRUTH = (
+    "contam.: contamination, ID data among the candidates.",
+    "ERR_in, ERR_out, contam., AUROC: compared with the truth afterwards; they do not affect the choice.",
+)
 
 
 def method_label(name: str) -> str:
@@ -256,21 +260,23 @@ def auto_table(result: Filtered) -> Table:
     from salcli.sal.score_choice import N_RESAMPLES
 
     close = ", ".join(map(score_label, result.undecided))
+    of_truth = ["ERR_in", "ERR_out", "contam.", "AUROC"] if result.errors else []  # else all of them are unknown
     table = plain_table(
         f"Every score as separator, {result.experiment}",
-        "score", "T", "candidates", "excess", "± std", "beaten", "drift", "ERR_in", "ERR_out", "contam.", "AUROC",
+        "score", "T", "candidates", "excess", "± std", "beaten", "drift", *of_truth,
         caption=[
+            "τ T100: τ at temperature 100 (docs/method.md).",
             "◀: used: the blend (40% learned, 60% mean of all scores) or, where the wild data drift, the committee.",
             "excess: share of wild samples above T, less that of calibration samples, over ID quantiles 0.8–0.975.",
             f"± std, beaten by the chosen one: over {N_RESAMPLES} resamples.",
             f"drift: of the lower half of the scores, in standard errors; above {DRIFT:g}, all wild data differ.",
             f"Not surely better than: {close}." if close else "Surely better than all others.",
-            "contam.: contamination, ID data among the candidates.",
-            "ERR_in, ERR_out, contam., AUROC: compared with the truth afterwards; they do not affect the choice.",
+            *(OF_TRUTH if of_truth else ()),
         ],
     )  # fmt: skip
     for trial in sorted(result.trials, key=lambda one: (not one.is_chosen, -one.excess)):
         is_chosen, errors = trial.is_chosen, trial.errors
+        known = [errors.err_in, errors.err_out, 1 - errors.precision, trial.auroc] if errors else []
         table.add_row(
             score_label(trial.score) + (" ◀" if is_chosen else ""),
             f"{trial.threshold:.4g}",
@@ -279,10 +285,7 @@ def auto_table(result: Filtered) -> Table:
             f"{trial.excess_std:.1%}",
             "–" if is_chosen else f"{trial.beaten:.1%}",
             f"{trial.drift:.1f}",
-            share_text(errors.err_in if errors else None),
-            share_text(errors.err_out if errors else None),
-            share_text(1 - errors.precision if errors else None),
-            share_text(trial.auroc if errors else None),
+            *map(share_text, known),
             style="bold" if is_chosen else "",
         )
     return table

@@ -109,7 +109,7 @@ def estimated(
     for names in groups:
         known, wild = (np.stack([pairs[name][side] for name in names]) for side in (0, 1))
         auc, passing, expected = resampled(known, wild, resample_counts(known.shape[1], n_resamples, rng), wild_counts)
-        if shares is None or most is None:  # π̂ is one for all, by the methods of the first group
+        if shares is None or most is None:  # π̂ is one for all, by the methods of the largest group
             shares, most = share_draws(known, wild, 1 - passing / expected, rng)
         base = float(expected[0, 0, AT_95])
         for column, name in enumerate(names):
@@ -131,11 +131,11 @@ def estimated(
 
 
 def _by_id_sample(scores: Pairs) -> list[list[str]]:
-    """By the number of ID samples: most methods have calibration data, and one that was fitted on them has others."""
+    """By the number of ID samples, large groups first: what was fitted on calibration data has other ID samples."""
     names: dict[int, list[str]] = {}
     for name, (known, _) in scores.items():
         names.setdefault(len(known), []).append(name)
-    return [*names.values()]
+    return sorted(names.values(), key=len, reverse=True)
 
 
 def _defined(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

@@ -213,7 +213,7 @@ class Workspace:
             path.open("rb").close()  # a file that may not be read looks damaged to some of its readers
         except FileNotFoundError:
             raise MissingArtifactError(
-                f"{artifact.path} does not exist yet; make it with: {artifact.made_by}"
+                f"{artifact.path} does not exist yet; run dvc repro, or make this file alone: {artifact.made_by}"
             ) from None
         if in_scratch:
             self.read_from_scratch[artifact.path] = None

@@ -30,7 +30,7 @@ def test_the_command_that_is_named_makes_the_file(here: Path) -> None:
     while (result := salcli("evaluate", *ONE)).exit_code != 0:
         command = ""
         while result.exit_code != 0:
-            found = re.search(r"make it with: (salcli .+)\n", result.stderr)
+            found = re.search(r"make this file alone: (salcli .+)\n", result.stderr)
             assert found, result.stderr
             assert found[1] not in ran, "the command did not help"
             command = found[1]

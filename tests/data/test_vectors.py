@@ -195,9 +195,10 @@ def test_other_files_with_the_suffix_of_arrays_are_named_as_such(tmp_path: Path,
     [
         ("v.npz", "an array `y`, or name theirs with --label"),
         ("v.npy", "beside it as v.labels.npy"),
-        ("v.parquet", "a column named label, "),
+        ("v.parquet", "--label (data.columns.label in params.yaml); its columns: topic, embedding"),
     ],
 )
-def test_missing_labels_are_asked_for_in_terms_of_the_format(name: str, fix: str) -> None:
+def test_missing_labels_are_asked_for_in_terms_of_the_format(name: str, fix: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"topic": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "v.parquet")
     with pytest.raises(DataError, match=re.escape(fix)):
-        check_classes("mine", Source(array=X), [Path(name)])
+        check_classes("mine", Source(array=X), [tmp_path / name])

@@ -95,7 +95,7 @@ def test_auto_takes_what_the_estimates_chose_and_says_why(workspace: Workspace) 
     assert detector.name == "vim"  # the next: OE was not trained here
     assert detector.reason.startswith("OE is best. OE cannot be the detector here (runs/0/")
     write_json(path, {"methods": {}, "chosen": "oe", "reason": ""})
-    with pytest.raises(MissingArtifactError, match="make it with: salcli train-ood --method oe"):
+    with pytest.raises(MissingArtifactError, match="make this file alone: salcli train-ood --method oe"):
         made(workspace, "auto")
 
 

@@ -190,3 +190,30 @@ def test_the_table_shows_estimates_where_nothing_is_measured_or_if_asked_for(pro
     text = shown(results_view(Results.read([path]), 100))
     assert "9 held-out wild samples are too few" in text
     assert "π̂ =" not in text
+
+
+def test_of_several_seeds_most_must_be_able_to_tell(project: Workspace) -> None:
+    """The one whose π̂ is surely above 0 may be the one where it is too high."""
+    number, none = {"value": 0.42, "low": 0.1, "high": 0.9}, dict.fromkeys(("value", "low", "high"))
+    telling = {"pi": number, "methods": {"sal": {"fpr95": number, "auroc": number}}, "chosen": "sal", "reason": "yes"}
+    silent = {"pi": none, "methods": {}, "chosen": "sal", "reason": "cannot tell: 9 are too few"}
+    for seed in (1, 2):
+        shutil.copytree(project.root / "runs/0", project.root / f"runs/{seed}")
+    params = ["--all", "--params", f"{project.root}/params.yaml"]
+    for n_telling, numbers in ((1, 0), (2, 2)):
+        for seed in range(3):
+            path = project.root / "runs" / str(seed) / Path(EXPERIMENT.estimates.path).relative_to("runs/0")
+            path.write_text(json.dumps(telling if seed < n_telling else silent))
+        text = salcli("table", "--estimates", *params).output
+        assert text.count("42 (10–90)") == numbers + 1  # and π̂
+        assert ("mean over the 2 of 3 seeds that can tell" in " ".join(text.split())) == (n_telling == 2)
+        assert f"{EXPERIMENT.ood}, {3 - n_telling} of 3 seeds: cannot tell: 9 are too few." in text
+
+
+def test_the_share_of_outliers_is_read_off_the_methods_that_most_have_the_id_samples_of() -> None:
+    rng = np.random.default_rng(0)
+    known, wild = rng.normal(size=300), np.concatenate([rng.normal(size=360), rng.normal(-6, 1, 40)])
+    usual = {"msp": (known, wild), "knn": (known, wild + 0.01)}
+    fitted = {"separator": (rng.normal(0.1, 1, 200), wild)}  # of other ID samples
+    found = estimated_from(fitted | usual, np.random.default_rng(1), "msp", 200)
+    assert found.pi == estimated_from(usual, np.random.default_rng(1), "msp", 200).pi

@@ -167,7 +167,7 @@ def test_photos_without_weights_get_two_ways_out(photos: list[str], tmp_path: Pa
     message = refused("init", str(tmp_path / "d"), *photos, root=tmp_path)
     for words in ("photos, and there is no GPU", "efficientnet_b0_rwightman-7f5810bc.pth", f"{tmp_path}/cache/hub"):
         assert words in message
-    assert ".pth, and give --model torchvision:efficientnet_b0 --frozen --weights FILE\n" in message
+    assert ".pth, and give --model torchvision:efficientnet_b0 --frozen --weights FILE; or" in message
     named = ["--model", "torchvision:resnet18", "--frozen", "--weights", "nope.pt"]
     assert "error: nope.pt does not exist; give the path of a" in refused("init", "d", *photos, *named, root=tmp_path)
     assert "train one from scratch: --model torchvision:resnet18; an epoch of 11 images takes about " in message

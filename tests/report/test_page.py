@@ -190,7 +190,7 @@ def test_what_is_missing_is_left_out_with_a_word_on_how_to_make_it(evaluated: Pa
         assert sentence in outline.words
     assert len(outline.all("div", role="img")) == 1  # τ
     (root / EXPERIMENT.candidates.path).unlink()
-    with pytest.raises(MissingArtifactError, match=f"make it with: {EXPERIMENT.candidates.made_by}"):
+    with pytest.raises(MissingArtifactError, match=f"make this file alone: {EXPERIMENT.candidates.made_by}"):
         collected(root)
 
 
