@@ -219,7 +219,7 @@ def _joined(bank: Bank, parts: list[tuple[str, np.ndarray]]) -> Representation:
 def estimates_of(scores: Scores, names: list[str], incumbent: str, ood: str, seed: int) -> Estimates:
     """As `evaluate` estimates."""
     known = built_in(PostHoc)
-    learned = {name for name, one in known.items() if one.needs_wild and one.needs_calibration}  # type: ignore[attr-defined]
+    learned = {name for name, one in known.items() if one.needs_wild and one.needs_calibration} | {"sal-auto"}  # type: ignore[attr-defined]
     pairs = {
         name: (scores[f"{name}/{'id' if name in learned else 'calibration'}"], scores[f"{name}/wild"]) for name in names
     }
