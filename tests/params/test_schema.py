@@ -109,6 +109,7 @@ BAD_TOGETHER: list[tuple[dict[str, Any], str, str]] = [
     ({"data.pi": ["unknown"]}, "data", "pi is unknown: the wild data come as they are, so id_shares.wild must be 0"),
     ({"model.backbone": "resnet18", "model.drop_rate": 0.3}, "model", "drop_rate must be 0 for resnet18: only a wide ResNet (wrn-40-2) has dropout"),
     ({"filter.score": "knn", "filter.calibration": "id-svd"}, "filter", "calibration id-svd is about singular vectors, which only score sal has, not knn; use holdout or train"),
+    ({"rivals": ["csi"]}, "rivals.0", "csi belongs in encoders"),
     ({"filter.score": "sal-posthoc"}, "filter.score", "no score is called sal-posthoc"),  # needs the wild data itself
     ({"variant.sal-2": {"filter": {"n_vector": 2}}}, "variant.sal-2.filter.n_vector", "no such key (did you mean n_vectors?)"),
     ({"variant.sal-2": {"filter": {"score": "auto", "calibration": "train"}}}, "variant.sal-2.filter", "score auto needs calibration holdout: "),
