@@ -55,8 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, quick_params: Params) -> Pat
 @pytest.fixture
 def workspace(built: Path, tmp_path: Path) -> Workspace:
     """A copy of the built project, free to be changed."""
-    shutil.copytree(built, tmp_path / "workspace")
-    return Workspace(tmp_path / "workspace")
+    return Workspace(shutil.copytree(built, tmp_path / "workspace"))
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +64,7 @@ def evaluated(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from salcli.params.reading import edited
     from salcli.pipeline import evaluate, theory
 
-    root = tmp_path_factory.mktemp("evaluated") / "project"
-    shutil.copytree(built, root)
+    root = shutil.copytree(built, tmp_path_factory.mktemp("evaluated") / "project")
     few = {"data.ood": [EXPERIMENT.ood], "evaluate.methods": ["sal", "msp"]}
     (root / "params.yaml").write_text(edited((root / "params.yaml").read_text(), few))
     params = load_params(root / "params.yaml")[0]

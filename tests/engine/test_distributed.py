@@ -36,8 +36,7 @@ def two_processes(*arguments: str, cwd: Path) -> CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def together(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Together:
     """A workspace in which two processes ran every stage, and what each of them saw."""
-    root = tmp_path_factory.mktemp("together") / "workspace"
-    shutil.copytree(built, root)
+    root = shutil.copytree(built, tmp_path_factory.mktemp("together") / "workspace")
     done = two_processes(str(HELPERS / "two_processes.py"), str(root), cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     return root, json.loads((root / "seen.json").read_text())

@@ -21,14 +21,20 @@ def params_of(workspace: Workspace, values: dict[str, Any] | None = None) -> Par
     return load_params(workspace.root / "params.yaml", values)[0]
 
 
+def prepare_sets(workspace: Workspace, params: Params) -> Workspace:
+    """All sets, and the split of the first seed."""
+    for name in (params.data.id, *params.data.ood):
+        prepare.prepare_set(workspace, params, name)
+    for name in params.data.test_ood:
+        prepare.prepare_set(workspace, params, name, artifact=unseen_set(name))
+    prepare.prepare_split(workspace, params.data, Experiment(params.seeds[0]))
+    return workspace
+
+
 def run_every_stage(workspace: Workspace, params: Params) -> None:
     """What `dvc repro` does, in one process."""
+    prepare_sets(workspace, params)
     data, of_seed = params.data, Experiment(params.seeds[0])
-    for name in (data.id, *data.ood):
-        prepare.prepare_set(workspace, params, name)
-    for name in data.test_ood:
-        prepare.prepare_set(workspace, params, name, artifact=unseen_set(name))
-    prepare.prepare_split(workspace, data, of_seed)
     train_id.run(workspace, params, of_seed)
     extract.run_id(workspace, params, of_seed)
     for encoder in params.encoders:

@@ -50,9 +50,7 @@ def test_copies_are_held_out_together_and_nothing_is_lost() -> None:
 @pytest.fixture(scope="module")
 def estimated(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A project with held-out wild data, where every stage has run."""
-    root = tmp_path_factory.mktemp("held out") / "project"
-    shutil.copytree(built, root)
-    workspace = Workspace(root)
+    workspace = Workspace(shutil.copytree(built, tmp_path_factory.mktemp("held out") / "project"))
     params = params_of(workspace, HOLDOUT)
     prepare.prepare_wild(workspace, params.data, EXPERIMENT)
     for stage in (extract.run_wild, filter_stage.run, train_ood.run, evaluate.run):
@@ -62,8 +60,7 @@ def estimated(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspac
 
 @pytest.fixture
 def project(estimated: Workspace, tmp_path: Path) -> Workspace:
-    shutil.copytree(estimated.root, tmp_path / "project")
-    return Workspace(tmp_path / "project")
+    return Workspace(shutil.copytree(estimated.root, tmp_path / "project"))
 
 
 def estimates(workspace: Workspace) -> dict[str, Any]:
@@ -184,8 +181,12 @@ def test_the_table_shows_estimates_where_nothing_is_measured_or_if_asked_for(pro
     assert line.count("42 (10–90)") == 2
     assert text.count("cannot tell") == 2 * 3  # the other methods
 
-    none = dict.fromkeys(("value", "low", "high"))
-    why = {"pi": none, "methods": {}, "chosen": "sal", "reason": "cannot tell: 9 held-out wild samples are too few"}
+    why = {
+        "pi": dict.fromkeys(("value", "low", "high")),
+        "methods": {},
+        "chosen": "sal",
+        "reason": "cannot tell: 9 held-out wild samples are too few",
+    }
     project.find(EXPERIMENT.estimates).path.write_text(json.dumps(why))
     text = shown(results_view(Results.read([path]), 100))
     assert "9 held-out wild samples are too few" in text

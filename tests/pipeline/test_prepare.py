@@ -11,6 +11,7 @@ from helpers.cli import files
 from helpers.compute import Watched
 from helpers.custom_images import SIZE, lay_out, save
 from helpers.quick import REPOSITORY
+from helpers.stages import prepare_sets
 from torch import nn
 
 from salcli.data.decoding import Shape, read_picture
@@ -22,7 +23,7 @@ from salcli.pipeline import embed, prepare
 from salcli.pipeline.loading import known_truth, ood_test_samples, wild_samples
 from salcli.store.files import read_header
 from salcli.store.formats import read_digests, read_file_names, read_id_split, read_samples, read_shown, read_wild_set
-from salcli.store.layout import Experiment, Workspace, prepared_set, unseen_set
+from salcli.store.layout import Experiment, Workspace, prepared_set
 
 CUSTOM = {
     "data.id": "labeled", "data.ood": ["unlabeled"], "data.test_ood": ["known-odd"], "data.pi": ["unknown"],
@@ -37,16 +38,6 @@ def custom_params(photos: Path, **changes: Any) -> Params:
     paths = {name: str(photos / name) for name in ("labeled", "unlabeled", "known-odd")}
     more = {f"data.{key}": value for key, value in changes.items()}
     return load_params(REPOSITORY / "params.yaml", {**CUSTOM, "data.custom": paths, **more})[0]
-
-
-def all_prepared(root: Path, params: Params) -> Workspace:
-    workspace, data = Workspace(root), params.data
-    for name in (data.id, *data.ood):
-        prepare.prepare_set(workspace, params, name)
-    for name in data.test_ood:
-        prepare.prepare_set(workspace, params, name, artifact=unseen_set(name))
-    prepare.prepare_split(workspace, data, WILD)
-    return workspace
 
 
 def test_bad_images_can_be_left_out_and_are_counted_but_not_a_whole_class(tmp_path: Path) -> None:
@@ -79,7 +70,7 @@ def test_no_picture_is_in_two_parts_whatever_is_copied_where(tmp_path: Path) -> 
         (photos / copy).write_bytes(first)
     (photos / "known-odd" / "wild.png").write_bytes((photos / "unlabeled" / "day 0" / "3.png").read_bytes())
     params = custom_params(photos)
-    workspace = all_prepared(tmp_path / "w", params)
+    workspace = prepare_sets(Workspace(tmp_path / "w"), params)
     mixed = prepare.prepare_wild(workspace, params.data, WILD)
     assert mixed.counts == {"wild": 24, "held out": 0, "OOD test": 0}
     assert mixed.note == "unlabeled: 1 samples are also in labeled, exactly equal, and are left out"
@@ -104,7 +95,7 @@ def test_a_test_set_that_was_seen_is_refused(tmp_path: Path) -> None:
     photos = lay_out(tmp_path)
     paths = {"labeled": "labeled", "unlabeled": "unlabeled", "known-odd": "unlabeled/day 1"}
     params = custom_params(photos, custom={name: str(photos / path) for name, path in paths.items()})
-    workspace = all_prepared(tmp_path / "w", params)
+    workspace = prepare_sets(Workspace(tmp_path / "w"), params)
     prepare.prepare_wild(workspace, params.data, WILD)
     with pytest.raises(DataError, match="all 8 samples of known-odd are also in the ID data or in the wild data"):
         ood_test_samples(workspace, params, WILD, "known-odd")
@@ -115,7 +106,7 @@ def test_copies_in_a_custom_set_are_never_wild_and_test_at_once(tmp_path: Path) 
     for path in sorted((photos / "known-odd").glob("*.png")):
         (photos / "known-odd" / f"copy of {path.name}").write_bytes(path.read_bytes())
     params = custom_params(photos, pi=[0.5], id_shares=SHARES, ood=["known-odd"], test_ood=["known-odd"])
-    workspace = all_prepared(tmp_path / "w", params)
+    workspace = prepare_sets(Workspace(tmp_path / "w"), params)
     mixed = prepare.prepare_wild(workspace, params.data, MIXED)
     assert mixed.counts == {"wild": 12, "of it OOD": 6, "held out": 0, "OOD test": 2}
     truth = known_truth(workspace, 12, MIXED)
@@ -145,7 +136,7 @@ def vector_params(root: Path, **changes: Any) -> Params:
 def test_vectors_are_stored_with_their_ids_and_columns(tmp_path: Path) -> None:
     """tests/project/test_calibration.py leaves out copies of vectors."""
     params = vector_params(tmp_path)
-    workspace = all_prepared(tmp_path, params)
+    workspace = prepare_sets(Workspace(tmp_path), params)
     found = workspace.find(prepared_set("unlabeled"))
     samples = read_samples(found)
     expected = np.concatenate([np.load(tmp_path / f"wild-{i}.npz")["x"] for i in (1, 2)]).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.quick import OOD
-from helpers.stages import params_of
+from helpers.stages import params_of, prepare_sets
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -52,9 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     (root / "params.yaml").write_text(edited(default_text(), VALUES))
     workspace, params = Workspace(root), load_params(root / "params.yaml")[0]
-    for name in (params.data.id, SMALL.ood):
-        prepare.prepare_set(workspace, params, name)
-    prepare.prepare_split(workspace, params.data, SMALL)
+    prepare_sets(workspace, params)
     prepare.prepare_wild(workspace, params.data, SMALL)
     train_id.run(workspace, params, SMALL)
     extract.run_id(workspace, params, SMALL)
@@ -67,8 +65,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(trained: Path, tmp_path: Path) -> Workspace:
-    shutil.copytree(trained, tmp_path / "own")
-    return Workspace(tmp_path / "own")
+    return Workspace(shutil.copytree(trained, tmp_path / "own"))
 
 
 def train(workspace: Workspace, name: str, **changes: Any) -> Any:
