@@ -181,12 +181,8 @@ def test_the_table_shows_estimates_where_nothing_is_measured_or_if_asked_for(pro
     assert line.count("42 (10–90)") == 2
     assert text.count("cannot tell") == 2 * 3  # the other methods
 
-    why = {
-        "pi": dict.fromkeys(("value", "low", "high")),
-        "methods": {},
-        "chosen": "sal",
-        "reason": "cannot tell: 9 held-out wild samples are too few",
-    }
+    none = dict.fromkeys(("value", "low", "high"))
+    why = {"pi": none, "methods": {}, "chosen": "sal", "reason": "cannot tell: 9 held-out wild samples are too few"}
     project.find(EXPERIMENT.estimates).path.write_text(json.dumps(why))
     text = shown(results_view(Results.read([path]), 100))
     assert "9 held-out wild samples are too few" in text
