@@ -132,15 +132,10 @@ class Filtered:
 
 def _found_sentence(found: Verdict, score: str) -> str:
     name = "τ" if combined.is_tau(score) else score
-    if found.is_beyond_chance:
+    if found.found_something:
         return (
             f"{found.n_candidates:,} candidates by {name}, {found.beyond:.0f} ± {found.margin:.0f} more than ID data "
             f"alone would give; an estimated {found.precision:.0%} of them are outliers."
-        )
-    if found.has_highest:
-        return (
-            f"{found.n_candidates:,} candidates by {name}; {found.n_highest:,} of them are above all calibration "
-            f"samples, where ID data alone would hardly give so many (p = {found.chance:.1g})."
         )
     other = "; filter.score auto may find more" if score not in (BLEND, LEARNED, COMMITTEE) else ""
     alone = f"ID data alone would give {found.expected:.0f} ± {found.margin:.0f}"
@@ -389,7 +384,7 @@ def _metrics(result: Filtered) -> dict[str, Any]:
         **(asdict(result.errors) if result.errors else dict.fromkeys(("err_in", "err_out", "precision"))),
         **asdict(result.fit),
         "verdict": result.sentence,
-        **({"estimated": {**asdict(found), **found.derived}} if result.protocol == HELD_OUT else {}),
+        **({"estimated": {**asdict(found), "beyond": found.beyond}} if result.protocol == HELD_OUT else {}),
         **({"notes": result.notes} if result.notes else {}),
         **({"auto": {trial.score: _trial_metrics(trial) for trial in trials}} if trials else {}),
     }

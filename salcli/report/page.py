@@ -192,7 +192,7 @@ def fit_warning(findings: Findings) -> str:
     """The warning of `filter`: τ found nothing."""
     train, calibration = (findings.filter.get(f"{part}_accuracy") for part in ("train", "calibration"))
     found = findings.filter.get("estimated")
-    if findings.candidates.score_name != SAL or train is None or not found or found.get("found_something"):
+    if findings.candidates.score_name != SAL or train is None or not found or found["beyond"] > found["margin"]:
         return ""
     return nothing_found(train, calibration)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from salcli.sal.outlier_share import DRIFT, best_bin, drift_of
-
-BY_CHANCE = 0.01  # a smaller chance is none
 
 
 @dataclass(frozen=True)
@@ -27,8 +24,6 @@ class Verdict:
     pi: float  # estimated share of outliers in the wild data
     precision: float  # estimated share of outliers among the candidates
     drift: float  # how much the scores of all wild data have moved, in standard errors; see `drift_of`
-    n_highest: int = 0  # wild samples above all calibration samples
-    chance: float = 1.0  # that ID data alone would give so many of these
 
     @property
     def beyond(self) -> float:
@@ -36,22 +31,7 @@ class Verdict:
 
     @property
     def found_something(self) -> bool:
-        return self.is_beyond_chance or self.has_highest
-
-    @property
-    def is_beyond_chance(self) -> bool:
-        """Whether there are surely more candidates than ID data alone would give."""
         return self.beyond > self.margin
-
-    @property
-    def has_highest(self) -> bool:
-        """Whether more are above all calibration samples: with few of those, T is too uncertain to tell anything."""
-        return self.chance < BY_CHANCE
-
-    @property
-    def derived(self) -> dict[str, float | bool]:
-        """What files hold beside the fields."""
-        return {"beyond": self.beyond, "found_something": self.found_something}
 
     @property
     def looks_like_drift(self) -> bool:
@@ -67,8 +47,6 @@ def verdict(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"], thresho
     variance = m * max(share, p) * (1 - max(share, p)) + m**2 * p * (1 - p) / (n + 2)
     pi, _ = best_bin(calibration, wild)
     pi = max(pi, min(1.0, (share - p) / (1 - p))) if p < 1 else pi  # as many as were found
-    n_highest = int((wild > calibration.max()).sum())
-    rank = torch.arange(n_highest, dtype=torch.float64)
     false = (1 - pi) * m * p
     precision = max(0.0, 1 - false / n_candidates) if n_candidates else math.nan
     return Verdict(
@@ -78,6 +56,4 @@ def verdict(calibration: Float[Tensor, " n"], wild: Float[Tensor, " m"], thresho
         pi=pi,
         precision=precision,
         drift=drift_of(-calibration.numpy(), -wild.numpy()),
-        n_highest=n_highest,
-        chance=float(((m - rank) / (n + m - rank)).prod()),  # that the largest scores of both samples are all wild
     )
