@@ -50,7 +50,7 @@ from salcli.methods.base import (
     find_method,
     is_custom_method,
 )
-from salcli.methods.sal import LEARNED, TAU, FilterParams, Sal, TrainOodParams
+from salcli.methods.sal import SAL_PLUS, TAU, FilterParams, Sal, Tau, TrainOodParams
 from salcli.models.backbones import (
     AUTO,
     LINEAR,
@@ -201,10 +201,8 @@ def _trained_methods(kind: type[Method]) -> Any:
 
 
 def separators() -> list[str]:
-    """The built-in scores that `filter` can separate with, beside auto; τ first."""
-    by_another_name = ("sal-posthoc", "separator")  # sal and learned
-    post_hoc = [name for name in built_in(PostHoc) if name not in by_another_name]
-    return [TAU, *post_hoc, LEARNED, *built_in(InputScore)]
+    """The built-in scores that `filter` can separate with; τ, which is sal-posthoc as a row, first."""
+    return [TAU, *(name for name in built_in(PostHoc) if name != Tau.name), *built_in(InputScore)]
 
 
 @_collected()
@@ -216,8 +214,8 @@ def _score(score: str) -> str:
             raise ValueError(
                 f"{score} cannot separate the wild data; a PostHoc score without needs_wild and needs_calibration can"
             )
-    elif score not in (*separators(), AUTO):
-        raise unknown_name("score", score, [*separators(), AUTO])
+    elif score not in separators():
+        raise unknown_name("score", score, separators())
     return score
 
 
@@ -422,6 +420,7 @@ class Params(Section):
 
     seeds: SomeDistinct[Annotated[int, Field(ge=0, lt=2**32, strict=True)]]
     variants: SomeDistinct[str]
+    filters: Distinct[str]
     variant: dict[str, dict[str, dict[str, Any]]]
     rivals: _trained_methods(WildTrained)  # type: ignore[valid-type]
     encoders: _trained_methods(IdTrained)  # type: ignore[valid-type]
@@ -468,11 +467,15 @@ class Params(Section):
         yield from self._missing_params()
 
     def _wrong_variants(self) -> Iterator[tuple[str, str]]:
-        for name in self.variants:
+        for key, name in [("variants", one) for one in self.variants] + [("filters", one) for one in self.filters]:
             if name not in self.variant:
-                yield "variants", f"names {name}, which variant does not define{did_you_mean(name, self.variant)}"
+                yield key, f"names {name}, which variant does not define{did_you_mean(name, self.variant)}"
+            elif key == "filters" and name in self.variants:
+                yield key, f"names {name}, which is filtered already as one of variants"
+            elif key == "filters" and name == SAL_PLUS:
+                continue
             elif not VARIANT_NAME.fullmatch(name) or name in NOT_VARIANTS or name in built_in():
-                yield "variants", f"{name!r} cannot be a variant's name; use a-z, 0-9, -, _ and ., such as sal-2"
+                yield key, f"{name!r} cannot be a variant's name; use a-z, 0-9, -, _ and ., such as sal-2"
         for name, overrides in self.variant.items():
             if unknown := overrides.keys() - {"filter", "train_ood"}:
                 yield f"variant.{name}", f"may override filter and train_ood, got {', '.join(sorted(unknown))}"
@@ -485,10 +488,10 @@ class Params(Section):
     def _wrong_protocols(self) -> Iterator[tuple[str, str]]:
         """What is held out is what a variant needs, and ID data are recycled in the released protocol only."""
         data, known = self.data, built_in()
-        own = {name: self.variant[name].get("filter", {}) for name in self.variants}
+        own = {name: self.variant[name].get("filter", {}) for name in (*self.variants, *self.filters)}
         calibrations = {name: one.get("calibration", self.filter.calibration) for name, one in own.items()}
         held_out = [name for name, one in calibrations.items() if one == "holdout"]
-        held_out += [one for one in self.evaluate.methods if getattr(known.get(one), "needs_calibration", False)]
+        held_out += [one for one in self.evaluate.methods if one in known and getattr(self.method(one), "needs_calibration", False)]
         others = [name for name, one in calibrations.items() if one != "id-svd"]
         if data.mixing == RECYCLE and others:
             yield (
@@ -586,14 +589,17 @@ class Params(Section):
 
     @property
     def incumbent(self) -> str:
-        """The variant that `report` and `review` show, and that `detector.method: auto` keeps unless another method is
-        surely better than sal."""
-        return self.variants[0]
+        """What `report` and `review` show, and the detector unless another method is significantly better."""
+        return [*self.filters, *self.variants][0]
 
     def experiments(self) -> list[Experiment]:
-        """Every OOD set with every π, seed and variant."""
-        axes = product(self.data.ood, self.data.pi, self.seeds, self.variants)
+        """Every OOD set with every π, seed and variant, also of `filters`."""
+        axes = product(self.data.ood, self.data.pi, self.seeds, [*self.variants, *self.filters])
         return [Experiment(seed, ood, pi, variant) for ood, pi, seed, variant in axes]
+
+    def filter_score(self) -> Any:
+        """What the filter scores by."""
+        return Tau(self.filter) if self.filter.score == TAU else self.method(self.filter.score)
 
     def method(self, name: str) -> Any:
         """A method with its hyper-parameters: a variant of SAL, a rival, an encoder or a post-hoc score."""
