@@ -16,8 +16,9 @@ from pydantic import BaseModel
 
 from salcli.errors import ParamsError
 from salcli.methods.base import InputScore, PostHoc, built_in
+from salcli.params.checks import NOT_VARIANTS
 from salcli.params.reading import lookup, parse_assignment, read_yaml, with_overrides
-from salcli.params.schema import NOT_VARIANTS, MethodsParams, Override, Params, load_params, validated
+from salcli.params.schema import MethodsParams, Override, Params, load_params, validated
 
 FILE = REPOSITORY / "params.yaml"
 CONTENT = read_yaml(FILE)
