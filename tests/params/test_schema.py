@@ -106,6 +106,7 @@ BAD_VALUES: list[tuple[str, object, str]] = [
 ]  # fmt: skip
 # inside a list, or between values
 BAD_TOGETHER: list[tuple[dict[str, Any], str, str]] = [
+    ({"seeds": ["0"]}, "seeds.0", "must be a valid integer, got '0'"),
     ({"seeds": [0, -1]}, "seeds.1", "must be greater than or equal to 0, got -1"),
     ({"data.pi": ["unknown"]}, "data", "pi is unknown: the wild data come as they are, so id_shares.wild must be 0"),
     ({"model.backbone": "resnet18", "model.drop_rate": 0.3}, "model", "drop_rate must be 0 for resnet18: only a wide ResNet (wrn-40-2) has dropout"),
