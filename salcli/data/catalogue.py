@@ -378,8 +378,9 @@ def read_from(name: str, root: Path) -> list[Path]:
 def _load(record: DataSet, root: Path) -> Source:
     replacement = _stand_in(record.name, root)
     if replacement:
-        read = read_vectors if replacement.suffix == ".npz" else read_folder
-        return read(replacement, labeled=record.labeled)
+        if replacement.suffix == ".npz":
+            return read_vectors(replacement, labeled=record.labeled).from_file(replacement)
+        return read_folder(replacement, labeled=record.labeled)
     if record.part_of:
         return _some_classes(load_source(record.part_of, root), record)
     missing = [path for path in record.paths if not (root / path).exists()]
@@ -388,7 +389,8 @@ def _load(record: DataSet, root: Path) -> Source:
             f"{record.name} is not there: looked for {', '.join(missing)}, {record.name}/ and {record.name}.npz in "
             f"{root}; {record.how_to_get}, or put a folder of images or an .npz file there"
         )
-    return record.read(root)
+    source = record.read(root)
+    return source if source.array is None else source.from_file(root / record.name)  # in the official order
 
 
 def _stand_in(name: str, root: Path) -> Path | None:

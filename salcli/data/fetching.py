@@ -4,25 +4,26 @@ pooch also verifies and unpacks, but it sends no Range header, so a broken downl
 our files have up to 0.9 GB, so resuming pays for our own downloader.
 """
 
+import gzip
 import hashlib
 import os
 import shlex
 import shutil
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Literal
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from salcli import __version__
-from salcli.data.archives import is_archive, unpack
 from salcli.data.catalogue import DataSet, RemoteFile, data_set, stand_ins
 from salcli.data.sets import file_size
-from salcli.errors import DataError, FetchError, SalError
+from salcli.errors import DataError, FetchError, SalError, StorageError
 from salcli.progress import Progress, Silent, Task
 
 Status = Literal["here", "custom", "partial", "missing"]  # custom: something stands in for it
@@ -34,6 +35,7 @@ TIMEOUT = 30.0  # seconds without a single byte
 USER_AGENT = f"salcli/{__version__} (data set download)"
 RANGE_NOT_SATISFIABLE = 416
 WORTH_ANOTHER_TRY = {408, 425, 429, 500, 502, 503, 504}
+ARCHIVES = (".tar", ".tar.gz", ".gz")
 PAGE_STARTS = (b"<!doctype html", b"<html", b"<?xml", b"<head")
 
 
@@ -101,8 +103,8 @@ def _fetch_set(record: DataSet, root: Path, progress: Progress) -> Fetched:
         n_missing = max((file.n_bytes or 0) - file_size(part_of(folder / file.name)), 0)
         with progress.task(file.name, n_missing, "bytes") as task:
             download(file, folder, task, again=again)
-        if is_archive(file.name):
-            unpack(folder / file.name, folder, progress)
+        if file.name.endswith(ARCHIVES):
+            _unpack(folder / file.name, folder, progress)
     lacking = [path for path in record.provides if not _is_there(root / path)]
     if lacking:
         raise DataError(f"the files are fetched and unpacked, but {root / lacking[0]} is not among them")
@@ -138,20 +140,20 @@ def download(
     failures = []
     for url in (file.url, *file.mirrors):
         try:
-            has_part = part.exists()
+            had_part = part.exists()
             _transfer_all(url, part, task, sleep)
-            if has_part and _wrong_digest(file, part):  # the part was of another file
+            if had_part and _wrong_digest(file, part):  # the part was of another file
                 part.unlink()
                 _transfer_all(url, part, task, sleep)
             if actual := _wrong_digest(file, part):
                 part.unlink()
-                raise Refused(f"other bytes than published: expected {shown}, got {actual}; they were discarded")
+                raise Failure(f"other bytes than published: expected {shown}, got {actual}; they were discarded")
             with part.open("rb") as complete:
                 os.fsync(complete.fileno())
             part.replace(target)
             return
-        except (Refused, Interrupted) as error:
-            failures.append(f"  {url}: {error}")
+        except Failure as failure:
+            failures.append(f"  {url}: {failure}")
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
             raise FetchError(f"{target} cannot be written: {reason}; fix that, then resume with: {again}") from None
@@ -172,95 +174,106 @@ def _wrong_digest(file: RemoteFile, path: Path) -> str | None:
     return actual if actual != expected else None
 
 
+class Failure(Exception):  # noqa: N818 (it never leaves this module)
+    """A request that failed. `may_pass`: another attempt may succeed."""
+
+    def __init__(self, reason: str, *, may_pass: bool = False) -> None:
+        super().__init__(reason)
+        self.may_pass = may_pass
+
+
 def _transfer_all(url: str, part: Path, task: Task, sleep: Callable[[float], None]) -> None:
     """Try until the file is complete; give up after some attempts in a row without a new byte."""
     n_failed, most = 0, file_size(part)
     while True:
         try:
             return _transfer(url, part, task)
-        except Interrupted:
+        except Failure as failure:
             n_failed = 1 if file_size(part) > most else n_failed + 1
             most = max(most, file_size(part))
-            if n_failed == ATTEMPTS:
+            if n_failed == ATTEMPTS or not failure.may_pass:
                 raise
             sleep(FIRST_PAUSE * 2 ** (n_failed - 1))
 
 
-# --- one request
-
-
-class Refused(Exception):  # noqa: N818 (it never leaves this module)
-    """This address will not serve the file, however often it is asked."""
-
-
-class Interrupted(Exception):  # noqa: N818
-    """The transfer broke off; another attempt may succeed."""
-
-
 def _transfer(url: str, part: Path, task: Task) -> None:
-    """Append what `part` lacks. Raises Interrupted, Refused, or OSError if it cannot be stored."""
+    """One request for the bytes that `part` lacks. Raises Failure, or OSError if they cannot be stored."""
     n_here = file_size(part)
-    response = _request(url, n_here)
-    if response is None:  # complete already: a process was killed just before the renaming
-        return
-    try:
-        asked_for = f"bytes {n_here}-"
-        if response.status != 206 or not response.headers.get("Content-Range", asked_for).startswith(asked_for):
-            n_here = 0  # the server does not support ranges and sends the whole file
-        length = response.headers.get("Content-Length") or ""
-        expected = int(length) if length.isdigit() else None
-        part.parent.mkdir(parents=True, exist_ok=True)  # only now: a refusal leaves no empty folders behind
-        free = shutil.disk_usage(part.parent).free
-        if expected is not None and expected > free:
-            raise OSError(f"the disk has {free / 1e6:,.0f} MB left, {expected / 1e6:,.0f} MB are needed")
-        chunk = _read(response)
-        if not n_here and _is_page(response, chunk):  # checked before a good part is overwritten
-            raise Refused("it sent a web page instead of the file (a login, a quota or an error page)")
-        received = 0
-        with part.open("ab" if n_here else "wb") as target:
-            while chunk:
-                target.write(chunk)
-                received += len(chunk)
-                task.advance(len(chunk))
-                chunk = _read(response)
-    finally:
-        response.close()
-    if expected is not None and received < expected:
-        raise Interrupted(f"the connection broke after {n_here + received:,} of {n_here + expected:,} bytes")
-
-
-def _request(url: str, n_here: int) -> HTTPResponse | None:
-    """Ask for the bytes from n_here on; None where there are no more."""
     # identity: with compression on the way, lengths and ranges would be meaningless
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     if n_here:
         headers["Range"] = f"bytes={n_here}-"
     try:
         response: HTTPResponse = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
-        return response
     except HTTPError as error:
         error.close()
         if error.code == RANGE_NOT_SATISFIABLE and n_here:
-            return None
-        kind = Interrupted if error.code in WORTH_ANOTHER_TRY else Refused
-        raise kind(f"the server answered {error.code} ({error.reason})") from None
+            return  # complete already: a process was killed just before the renaming
+        may_pass = error.code in WORTH_ANOTHER_TRY
+        raise Failure(f"the server answered {error.code} ({error.reason})", may_pass=may_pass) from None
     except (HTTPException, OSError) as error:
-        reason = getattr(error, "reason", error)
+        reason = error.reason if isinstance(error, URLError) else error
         broke = isinstance(reason, (TimeoutError, ConnectionError, HTTPException))
-        kind = Interrupted if broke and not isinstance(reason, ConnectionRefusedError) else Refused
-        raise kind(
+        raise Failure(
             f"no answer from {urlsplit(url).hostname} ({reason or type(reason).__name__}): is there a network, or a "
-            "proxy or firewall in the way?"
+            "proxy or firewall in the way?",
+            may_pass=broke and not isinstance(reason, ConnectionRefusedError),
         ) from None
+    with response:
+        asked_for = f"bytes {n_here}-"
+        if response.status != 206 or not response.headers.get("Content-Range", asked_for).startswith(asked_for):
+            n_here = 0  # the server does not support ranges and sends the whole file
+        length = response.headers.get("Content-Length") or ""
+        n_expected = int(length) if length.isdigit() else None
+        part.parent.mkdir(parents=True, exist_ok=True)  # only now: a refusal leaves no empty folders behind
+        free = shutil.disk_usage(part.parent).free
+        if n_expected is not None and n_expected > free:
+            raise OSError(f"the disk has {free / 1e6:,.0f} MB left, {n_expected / 1e6:,.0f} MB are needed")
+        chunk, n_received = _read(response), 0
+        is_html = response.headers.get("Content-Type", "").lower().startswith("text/html")
+        if not n_here and (is_html or chunk.lstrip().lower().startswith(PAGE_STARTS)):  # a good part stays
+            raise Failure("it sent a web page instead of the file (a login, a quota or an error page)")
+        with part.open("ab" if n_here else "wb") as target:
+            while chunk:
+                target.write(chunk)
+                n_received += len(chunk)
+                task.advance(len(chunk))
+                chunk = _read(response)
+    if n_expected is not None and n_received < n_expected:
+        came, whole = n_here + n_received, n_here + n_expected
+        raise Failure(f"the connection broke after {came:,} of {whole:,} bytes", may_pass=True)
 
 
 def _read(response: HTTPResponse) -> bytes:
     try:
         return response.read(CHUNK)
     except (HTTPException, OSError) as error:
-        raise Interrupted(f"the connection broke ({error or type(error).__name__})") from None
+        raise Failure(f"the connection broke ({error or type(error).__name__})", may_pass=True) from None
 
 
-def _is_page(response: HTTPResponse, start: bytes) -> bool:
-    declared = response.headers.get("Content-Type", "").lower()
-    return declared.startswith("text/html") or start.lstrip().lower().startswith(PAGE_STARTS)
+def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
+    """Replace what an archive holds, all of it or nothing. Its checksum was compared with the published one."""
+    stage = folder / f".{archive.name}.unpacking"
+    shutil.rmtree(stage, ignore_errors=True)  # left by a killed process
+    stage.mkdir()
+    try:
+        with progress.task(f"unpack {archive.name}", archive.stat().st_size, "bytes") as task:
+            if archive.name.endswith((".tar", ".tar.gz")):
+                with tarfile.open(archive) as members:
+                    members.extractall(stage, filter="data")
+            else:
+                with gzip.open(archive) as content, (stage / archive.stem).open("wb") as unpacked:
+                    shutil.copyfileobj(content, unpacked)
+            task.advance(archive.stat().st_size)
+        for entry in sorted(stage.iterdir()):
+            target = folder / entry.name
+            if target.is_dir():
+                target.rename(stage / f".old.{entry.name}")  # deleted with the stage
+            entry.replace(target)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
+        raise StorageError(
+            f"{archive} cannot be unpacked to {folder}: {reason}; fix that and run the same command again"
+        ) from None
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)

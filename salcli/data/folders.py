@@ -36,13 +36,13 @@ def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Sour
         if path.is_file():
             suffix = path.suffix.lower()
             if suffix in (*ARRAYS, *TABLES):
-                return read_vectors(path, labeled=labeled, columns=columns)
+                return read_vectors(path, labeled=labeled, columns=columns).from_file(path)
             if suffix != ".csv":
                 raise DataError(
                     f"{name}: {path} is a file; give a folder of images, a .csv with their paths, or vectors in a "
                     ".npz, .npy or .parquet file"
                 )
-            return read_list(path, labeled=labeled)
+            return read_list(path, labeled=labeled).from_file(path)
         source = read_folder(path, labeled=True) if labeled else _read_part(path, path, labeled=False)
     except (OSError, ValueError) as error:
         where = getattr(error, "filename", None) or path

@@ -57,9 +57,11 @@ class Source:
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that people want to see, n cells each
     columns: str = ""  # which columns of a file hold what, for messages
     is_calibration: NDArray[np.bool_] | None = None  # n, of ID data that a calibration set was added to
+    origin: NDArray[np.int64] | None = None  # n, 2: which of `origin_files`, and the row in it; None: images in folders
+    origin_files: tuple[Path, ...] = ()  # that hold the samples, or list their files
 
     # What has one entry for each sample, besides the columns of `shown`
-    PER_SAMPLE: ClassVar = ("files", "array", "labels", "is_test", "row_ids", "is_calibration")
+    PER_SAMPLE: ClassVar = ("files", "array", "labels", "is_test", "row_ids", "is_calibration", "origin")
 
     def __len__(self) -> int:
         return len(self.files) if self.array is None else len(self.array)
@@ -87,6 +89,11 @@ class Source:
 
         shown = {name: some(cells) for name, cells in self.shown.items()}
         return replace(self, shown=shown, **{name: some(getattr(self, name)) for name in self.PER_SAMPLE})
+
+    def from_file(self, path: Path) -> Self:
+        """The same samples, which are all rows of this file."""
+        row = np.arange(len(self))
+        return replace(self, origin=np.stack([np.zeros_like(row), row], axis=1), origin_files=(path,))
 
     def unlabeled(self) -> Self:
         """The same samples, for use as OOD data."""
@@ -177,8 +184,13 @@ def _end_to_end(parts: Sequence[Source]) -> Source:
         return None if any(one is None for one in cells) else np.concatenate(cells)
 
     shown = {name: chained([part.shown[name] for part in parts]) for name in parts[0].shown}
+    origins: list[NDArray[np.int64] | None] = []
+    origin_files: tuple[Path, ...] = ()
+    for part in parts:
+        origins.append(None if part.origin is None else part.origin + np.array([len(origin_files), 0]))
+        origin_files += part.origin_files
     whole = {name: chained([getattr(part, name) for part in parts]) for name in Source.PER_SAMPLE}
-    return replace(parts[0], shown=shown, **whole)
+    return replace(parts[0], shown=shown, **whole | {"origin": chained(origins), "origin_files": origin_files})
 
 
 def numbered(labels: Sequence[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -23,7 +23,7 @@ from salcli.errors import DataError, did_you_mean, printable
 ARRAYS, TABLES = (".npz", ".npy"), (".parquet", ".pq")
 DIMENSIONS = range(2, 16_384 + 1)
 # Names by which columns are found where params.yaml names none
-LABEL_NAMES = ("label", "labels", "class", "y", "target", "category")
+LABEL_NAMES = ("label", "labels", "class", "y", "target", "category", "category_name", "intent", "topic")
 ID_NAMES = ("id", "ids", "row_id", "uid", "key")
 SPLIT, IS_TEST, CLASS_NAMES = "split", "is_test", "class_names"
 PARTS = {"train": False, "test": True}  # of an official split
@@ -69,6 +69,8 @@ def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source
             if _are_images(arrays, named):
                 return _images(path, arrays, labeled=labeled)
         label, row_id = column_names(path, file.names, named, labeled=labeled)
+        if labeled and label is None and suffix != ".npy":
+            label = _class_column(file, {row_id, *named.show, *file.marks})
         other = {name for name in (label, row_id, *named.show, *file.marks) if name in file.names}
         vector = file.vector_columns(named, other)
         array, cells = file.whole(vector, other, row_id)
@@ -107,6 +109,13 @@ def check_columns(path: Path, names: Collection[str], there: Collection[str], op
             )
 
 
+def _class_column(file: "ArrayFile | TableFile", other: Collection[str | None]) -> str | None:
+    """The only column of text whose values recur, such as 20 topics in 2,000 rows."""
+    texts = {name: file.cells(name) for name in file.texts if name not in other}
+    found = [name for name, cells in texts.items() if 1 < len(set(cells)) <= len(cells) // 2]
+    return found[0] if len(found) == 1 else None
+
+
 def _described(vector: Names, label: str | None, row_id: str | None) -> str:
     named = vector[0] if len(vector) == 1 else f"{vector[0]} … {vector[-1]} ({len(vector)})"
     others = {"label": label, "id": row_id}
@@ -133,6 +142,10 @@ class ArrayFile:
         self, path: Path, names: Collection[str], read: Callable[[str], NDArray[Any]], *, is_set: bool
     ) -> None:
         self.path, self.names, self.cells, self._is_set = path, [*names], cache(read), is_set
+
+    @property
+    def texts(self) -> list[str]:
+        return [name for name in self.names if self.cells(name).dtype.kind == "U" and self.cells(name).ndim == 1]
 
     def vector_columns(self, columns: Columns, other: Collection[str]) -> Names:
         """The names of the array of vectors, or of several arrays of numbers."""
@@ -181,10 +194,13 @@ class TableFile:
             is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
             return is_list and is_number(kind.value_type)
 
+        def is_text(kind: Any) -> Any:
+            return types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind)
+
         self.path, self._file, self.names = path, file, file.schema_arrow.names
         self._types = {name: file.schema_arrow.field(name).type for name in self.names}
-        self.numbers, self.lists = (
-            [name for name, kind in self._types.items() if fits(kind)] for fits in (is_number, is_vector)
+        self.numbers, self.lists, self.texts = (
+            [name for name, kind in self._types.items() if fits(kind)] for fits in (is_number, is_vector, is_text)
         )
 
     def cells(self, name: str) -> list[Any]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Num
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from salcli.engine.batches import RESIDENT_BYTES, Rows
 from salcli.engine.training import Epoch
@@ -25,7 +25,7 @@ from salcli.progress import Silent, Task
 from salcli.sal.seeding import generator
 
 PENALTIES = tuple(10.0**exponent for exponent in (1, 0.5, 0, -0.5, -1, -1.5, -2, -2.5, -3, -4))
-ROWS_AT_ONCE = 16_384
+ROWS_AT_ONCE, MOST_LOGITS = 16_384, 2**22
 ITERATIONS, ROUNDS = 10, 50  # of L-BFGS in a round, and rounds at most
 TOLERANCE, ROUGHLY = 1e-8, 1e-6  # relative change of the objective in an iteration: to fit, and to choose the penalty
 MOST_TO_CHOOSE_ON = 5_000  # samples; on more of them the penalty would hardly be another
@@ -120,8 +120,11 @@ class _Chunks:
         return iter(self._kept) if self._kept is not None else self._read()
 
     def _read(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for start in range(0, len(self.examples), ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
+        labels = self.examples.labels
+        n_outputs = 1 if labels.is_floating_point() else int(labels.max()) + 1
+        at_once = max(1, min(ROWS_AT_ONCE, MOST_LOGITS // n_outputs))
+        for start in range(0, len(self.examples), at_once):
+            rows = slice(start, start + at_once)
             with torch.no_grad():
                 features = self.features(self.examples.rows.read(rows).to(self.device))
             yield features, self.examples.labels[rows].to(self.device), self.examples.weights[rows].to(self.device)
@@ -137,7 +140,9 @@ def _residuals(logits: Float[Tensor, "n k"], labels: Num[Tensor, " n"]) -> Float
     """Gradients of the losses w.r.t. the logits."""
     if labels.is_floating_point():
         return logits.sigmoid() - labels[:, None]
-    return logits.softmax(dim=1) - one_hot(labels, logits.shape[1])
+    residual = logits.softmax(dim=1)
+    residual[torch.arange(len(labels), device=labels.device), labels] -= 1  # one_hot would take n × k integers
+    return residual
 
 
 @torch.no_grad()

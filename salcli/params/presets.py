@@ -1,6 +1,5 @@
 """The paper's experiments: presets.yaml holds how each differs from the default params.yaml."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -9,7 +8,6 @@ from textwrap import wrap
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
 
 from salcli.errors import UsageMistakeError, unknown_name
 from salcli.params.reading import edited, with_overrides
@@ -35,7 +33,6 @@ class Preset:
     note: str
     not_stated: str = ""  # what the paper leaves open, where we took what its other tables have
     values: dict[str, Any] = field(default_factory=dict)  # dotted keys of params.yaml that differ from the default
-    comments: dict[str, str] = field(default_factory=dict)  # dotted keys with a comment of their own
 
 
 @cache
@@ -79,7 +76,6 @@ def preset(*names: str) -> Preset:
             name=f"{chosen.name}{AND}{one.name}",
             note=f"{chosen.note} With {one.name}: {one.note}",
             values={**chosen.values, **one.values},
-            comments={**chosen.comments, **one.comments},
         )
     return chosen
 
@@ -96,12 +92,12 @@ def resolved(chosen: Preset, values: Mapping[str, Any] | None = None) -> dict[st
 
 
 def text(chosen: Preset, values: Mapping[str, Any] | None = None) -> str:
-    """A complete params.yaml: the default's text with the preset's values, comments and header, then `values`."""
+    """A complete params.yaml: the default's text with the preset's header and values, then `values`."""
     written = default_text()
     if chosen.name != DEFAULT:
-        body = written.partition("\n\n")[2]
-        written = f"{_header(chosen)}\n{_commented(edited(body, chosen.values), chosen.comments)}"
-    return edited(written, values or {})
+        _, _, body = written.partition("\n\n")
+        written = f"{_header(chosen)}\n{body}"
+    return edited(written, {**chosen.values, **(values or {})})
 
 
 def default_text() -> str:
@@ -117,68 +113,36 @@ def default_params() -> dict[str, Any]:
 
 
 @cache
-def _written() -> CommentedMap:
-    written: CommentedMap = YAML().load(OVERRIDES.read_text(encoding="utf-8"))  # round trip: the comments count
+def _written() -> dict[str, Any]:
+    written: dict[str, Any] = YAML(typ="safe", pure=True).load(OVERRIDES.read_text(encoding="utf-8"))
     return written
 
 
-def _preset(name: str, about: CommentedMap) -> Preset:
+def _preset(name: str, about: Mapping[str, Any]) -> Preset:
     values: dict[str, Any] = {}
-    comments: dict[str, str] = {}
     for layer in _layers(about):
-        changed = _flat(layer, default_params())
-        values |= changed
-        comments = {key: text for key, text in comments.items() if key not in changed} | _comments(layer)
-    return Preset(name, about["title"], about["paper"], about["note"], about.get("not_stated", ""), values, comments)
+        values |= _flat(layer, default_params())
+    return Preset(name, about["title"], about["paper"], about["note"], about.get("not_stated", ""), values)
 
 
-def _layers(about: CommentedMap) -> Iterator[CommentedMap]:
+def _layers(about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Overrides, those that count less first. A base is nothing but overrides; others have them under `set`."""
     bases = about.get("extends", [])
     for base in [bases] if isinstance(bases, str) else bases:
         yield from _layers(_written()["bases"].get(base) or _written()["additions"][base])
-    yield about.get("set", CommentedMap()) if "title" in about else about
+    yield about.get("set", {}) if "title" in about else {key: about[key] for key in about if key != "extends"}
 
 
 def _flat(overrides: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested overrides by dotted key. What is not a section of the default params (a new variant) stays a mapping."""
     flat: dict[str, Any] = {}
     for key, value in overrides.items():
-        if prefix == "" and key == "extends":
-            continue
         section = defaults.get(key)
         if isinstance(value, dict) and isinstance(section, dict) and section:
             flat |= _flat(value, section, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = json.loads(json.dumps(value))  # built-in types instead of ruamel's
+            flat[prefix + key] = value
     return flat
-
-
-def _comments(overrides: CommentedMap, prefix: str = "") -> dict[str, str]:
-    """The comments at the ends of lines, by dotted key."""
-    found: dict[str, str] = {}
-    for key, value in overrides.items():
-        if isinstance(value, CommentedMap):
-            found |= _comments(value, f"{prefix}{key}.")
-        tokens = overrides.ca.items.get(key)
-        first_line = tokens[2].value.partition("\n")[0] if tokens and tokens[2] else ""
-        if first_line.startswith("#"):
-            found[prefix + key] = first_line.removeprefix("#").strip()
-    return found
-
-
-def _commented(written: str, comments: Mapping[str, str]) -> str:
-    """The text with other comments at the ends of the lines of some keys."""
-    content, lines = YAML().load(written), written.splitlines(keepends=True)
-    for key, comment in comments.items():
-        *sections, last = key.split(".")
-        section = content
-        for name in sections:
-            section = section[name]
-        line, _ = section.lc.key(last)
-        code = lines[line].partition(" #")[0].rstrip()
-        lines[line] = f"{code:<27} # {comment}\n"
-    return "".join(lines)
 
 
 def _header(chosen: Preset) -> str:

@@ -32,8 +32,13 @@ STAGES = {
     "detector": "salcli.detector.stage",
     "summary": "salcli.report.summary",
 }
-# They cannot change a result: the params schema only checks values, which DVC sees as they are.
-WITHOUT_RESULT = ("salcli.errors", "salcli.progress", "salcli.params", "salcli.store.layout")
+# They cannot change a result: DVC sees the values of params.yaml and the paths of files as they are.
+WITHOUT_RESULT = (
+    "salcli.errors", "salcli.progress", "salcli.params.checks", "salcli.params.reading", "salcli.store.layout",
+)  # fmt: skip
+# Its own code decides what a variant and a method are. It imports all that it checks names against, which decides
+# nothing: a stage imports itself what it runs.
+SCHEMA = "salcli.params.schema"
 # At the top level only: what is imported inside a function does not change the result of a stage.
 IMPORT = re.compile(r"^from (salcli[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 WORD = re.compile(r"\w+")
@@ -110,7 +115,7 @@ def closure(module: str) -> frozenset[str]:
         if name in found or name.startswith(WITHOUT_RESULT) or not _path_of(name).is_file():
             continue
         found.add(name)
-        waiting += _imports(_path_of(name))
+        waiting += _imports(_path_of(name)) if name != SCHEMA else ()
     return frozenset(found)
 
 

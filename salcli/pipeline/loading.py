@@ -16,9 +16,10 @@ from salcli.errors import BadArtifactError, DataError
 from salcli.models.network import Classifier
 from salcli.params.schema import DataParams, Params
 from salcli.store.formats import (
+    Origin,
     RepresentationFile,
+    names_of,
     read_digests,
-    read_file_names,
     read_id_split,
     read_network,
     read_samples,
@@ -127,17 +128,24 @@ def known_truth(workspace: Workspace, n_wild: int, experiment: Experiment) -> Te
     return torch.from_numpy(truth)
 
 
-def wild_file_names(workspace: Workspace, params: Params, experiment: Experiment, index: np.ndarray) -> list[str]:
-    """The file of each wild sample, empty where it is not known.
+def wild_origins(
+    workspace: Workspace, params: Params, experiment: Experiment, index: np.ndarray, *, held_out: bool = False
+) -> list[Origin]:
+    """Where the user finds some wild samples, or some of those that were held out.
 
-    In wild data that salcli mixed itself, names would tell ID from OOD samples, so they are not shown.
+    In wild data that salcli mixed itself, origins would tell ID from OOD samples, so they are empty.
     """
     wild = wild_samples(workspace, params, experiment)
     n_id = len(wild.arrays[0])
     if (wild.index < n_id).any():
-        return [""] * len(index)
-    names = read_file_names(workspace.find(prepared_set(experiment.ood)))
-    return [names[i - n_id] if names else "" for i in wild.index[index]]
+        return [Origin("")] * len(index)
+    rows = wild_holdout_samples(workspace, params, experiment) if held_out else wild
+    return names_of(workspace.find(prepared_set(experiment.ood)), rows.index[index] - n_id)
+
+
+def wild_file_names(workspace: Workspace, params: Params, experiment: Experiment, index: np.ndarray) -> list[str]:
+    """A name for each wild sample."""
+    return [str(origin) for origin in wild_origins(workspace, params, experiment, index)]
 
 
 def class_names(workspace: Workspace, data: DataParams) -> tuple[str, ...]:

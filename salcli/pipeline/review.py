@@ -19,9 +19,9 @@ import numpy as np
 
 from salcli.errors import ReviewError, check_regular, did_you_mean
 from salcli.params.schema import Params
-from salcli.pipeline.loading import class_names, wild_file_names
+from salcli.pipeline.loading import class_names, wild_origins
 from salcli.store.files import Found, fingerprint, write_csv, write_text
-from salcli.store.formats import Candidates, read_candidates
+from salcli.store.formats import Candidates, Origin, read_candidates
 from salcli.store.layout import Experiment, Workspace
 
 KEEP, DROP, ADD = "keep", "drop", "add"
@@ -44,7 +44,9 @@ class ReviewRow:
     seed: int
     filter: str  # the run of the filter that it is about
     index: int  # in the wild set
-    file: str  # empty where it is not known
+    file: str  # the image, or the file that the row is in; empty where salcli mixed the wild data
+    row: int | None  # there, or in the list of the image, counted from 0
+    id: str
     score: float
     predicted: str
     decision: str
@@ -72,12 +74,12 @@ def _rows_of(workspace: Workspace, params: Params, experiment: Experiment, index
             seed=experiment.seed,
             filter=mark,
             index=int(i),
-            file=file,
+            **origin._asdict(),
             score=float(candidates.wild_score[i]),
             predicted=classes[candidates.predicted[i]],
             decision=KEEP if is_candidate[i] else "",
         )
-        for i, file in zip(index, wild_file_names(workspace, params, experiment, index), strict=True)
+        for i, origin in zip(index, wild_origins(workspace, params, experiment, index), strict=True)
     ]
 
 
@@ -124,7 +126,7 @@ def as_cell(name: object) -> str:
 
 
 def write_review(path: Path, rows: Iterable[ReviewRow]) -> None:
-    names = "ood", "file", "predicted"
+    names = "ood", "file", "id", "predicted"
     write_csv(path, [asdict(row) | {name: as_cell(getattr(row, name)) for name in names} for row in rows], COLUMNS)
 
 
@@ -203,7 +205,8 @@ def label_studio_tasks(
     tasks = []
     for row, confidence, picture, cells in zip(rows, confidences(rows), pictures, columns, strict=True):
         about = f"predicted as {row.predicted}, outlier score {row.score:.4g}"
-        text = "\n".join([row.file or f"sample {row.index}", *(f"{name}: {cell}" for name, cell in cells.items())])
+        name = str(Origin(row.file, row.row, row.id)) or f"sample {row.index}"
+        text = "\n".join([name, *(f"{name}: {cell}" for name, cell in cells.items())])
         shown = {"image": picture} if any(pictures) else {"text": text}
         label = OOD if row.decision == KEEP else ID
         control = {"id": f"{row.filter}-{row.index}", "from_name": "decision", "to_name": "sample", "type": "choices"}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import h5py
 import numpy as np
@@ -53,6 +53,7 @@ N = TypeVar("N", bound=Classifier)
 SAMPLES = "samples"
 IMAGES, VECTORS = "images", "vectors"
 MARKS = ("labels", "is_test", "is_calibration")  # n each
+TEXTS = ("class_names", "files", "ids", "origin_files")
 ROWS_AT_ONCE = 1024
 TOO_SMALL_TO_ASK = 10_000_000  # bytes: if the disk is full, writing these fails soon enough
 
@@ -66,7 +67,10 @@ class Description:
     class_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # n
     about: Mapping[str, Any] = field(default_factory=dict)
-    names: tuple[str, ...] = ()  # n, where samples have one: the file of an image, the id of a row
+    files: tuple[str, ...] = ()  # n, of images
+    ids: tuple[str, ...] = ()  # n, of rows that have one
+    origin: NDArray[np.int64] | None = None  # n, 2: which of `origin_files`, and the row in it
+    origin_files: tuple[str, ...] = ()
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that people want to see, n cells each
     digests: Digests | None = None  # n, of the pixels or values that were read; None: of the array
     is_calibration: NDArray[np.bool_] | None = None  # n
@@ -150,10 +154,39 @@ def _check_within(numbers: NDArray[Any], n: int, what: str) -> None:
         raise ValueError(f"{len(wrong)} of its {len(numbers)} {what} are not between 0 and {n - 1}, the first: {first}")
 
 
-def read_file_names(found: Found) -> tuple[str, ...]:
-    """The file of each sample, relative to the path of its set, or its row id; empty where samples have no names."""
+class Origin(NamedTuple):
+    """Where the user finds a sample: X[row] of the array in `file`, or an image, which may be on row `row` of a list.
+
+    Files are relative to the path of their set, where they are below it.
+    """
+
+    file: str
+    row: int | None = None  # counted from 0, after the header; None: an image in a folder
+    id: str = ""
+
+    def __str__(self) -> str:
+        return self.id or (self.file if self.row is None else f"{self.file}:{self.row}")
+
+
+def names_of(found: Found, index: NDArray[np.int64]) -> list[Origin]:
+    """The origin of some samples of a prepared set, whatever was held out, left out or joined since."""
     with reading(found, SAMPLES) as file:
-        return tuple(os.fsdecode(name) for name in file["names"][()]) if "names" in file else ()
+        files, ids, tables = (
+            [os.fsdecode(one) for one in file.get(name, ())] for name in ("files", "ids", "origin_files")
+        )
+        if "origin" not in file:
+            return [Origin(files[i]) for i in index]
+        origins = file["origin"][()][index].tolist()
+        return [
+            Origin(files[i], row, files[i]) if files else Origin(tables[k], row, ids[i] if ids else "")
+            for i, (k, row) in zip(index, origins, strict=True)
+        ]
+
+
+def read_file_names(found: Found) -> tuple[str, ...]:
+    """The file of each image, relative to the path of its set, or the id of each row; empty where there are none."""
+    with reading(found, SAMPLES) as file:
+        return tuple(os.fsdecode(name) for name in file.get("files", file.get("ids", ())))
 
 
 def read_digests(found: Found) -> Digests:
@@ -169,11 +202,11 @@ def read_shown(found: Found) -> dict[str, tuple[str, ...]]:
 
 
 def _write_description(file: h5py.File, rest: Description) -> None:
-    for name in MARKS:
+    for name in (*MARKS, "origin"):
         array = getattr(rest, name)
         if array is not None:
             file.create_dataset(name, data=array)
-    for names in ("class_names", "names"):  # no attributes: those may not be longer than 64 kB
+    for names in TEXTS:  # no attributes: those may not be longer than 64 kB
         if getattr(rest, names):
             file.create_dataset(names, data=np.array([os.fsencode(name) for name in getattr(rest, names)]))
     if rest.digests is not None:

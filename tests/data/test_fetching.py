@@ -192,6 +192,15 @@ def test_sets_are_fetched_unpacked_and_found(two_sets: Web, tmp_path: Path) -> N
     assert [name for name, _ in two_sets.asked] == ["y.gz"]
 
 
+def test_what_was_there_before_is_replaced_as_a_whole(two_sets: Web, tmp_path: Path) -> None:
+    for name in ("A/stale", "A/one", "other", ".a.tar.gz.unpacking/A/half"):  # the last is left by a killed process
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("of an older version")
+    list(fetch(["first"], tmp_path))
+    assert names(tmp_path) == ["A", "a.tar.gz", "other"]
+    assert names(tmp_path / "A") == ["one", "two"]
+
+
 def test_one_set_that_cannot_be_had_does_not_stop_the_others(two_sets: Web, tmp_path: Path) -> None:
     archive = two_sets.files.pop("a.tar.gz")
     with pytest.raises(UnknownNameError, match="did you mean second"):

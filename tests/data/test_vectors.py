@@ -104,6 +104,25 @@ def test_named_columns_win_over_those_found_by_name(tmp_path: Path) -> None:
             read_custom("mine", [save(tmp_path)], labeled=True, columns=columns)
 
 
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        ({"Intent": Y}, ("ant", "cat", "dog")),
+        ({"category_name": Y, "source": ["web"] * N}, ("ant", "cat", "dog")),
+        ({"group": Y, "text": IDS}, ("ant", "cat", "dog")),
+        ({"group": Y, "source": ["web", "app", "web"] * 3}, ()),  # which one?
+        ({"text": IDS}, ()),
+    ],
+)
+def test_classes_are_found_by_name_and_as_the_only_text_that_recurs(
+    tmp_path: Path, columns: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    np.savez(tmp_path / "v.npz", v=X, **columns)
+    for path in (table(v=lists(), **columns)(tmp_path), tmp_path / "v.npz"):
+        assert read_custom("mine", [path], labeled=True).class_names == names
+        assert read_custom("mine", [path], labeled=False).labels is None
+
+
 # --- several files
 
 
@@ -195,10 +214,10 @@ def test_other_files_with_the_suffix_of_arrays_are_named_as_such(tmp_path: Path,
     [
         ("v.npz", "an array `y`, or name theirs with --label"),
         ("v.npy", "beside it as v.labels.npy"),
-        ("v.parquet", "--label (data.columns.label in params.yaml); its columns: topic, embedding"),
+        ("v.parquet", "--label (data.columns.label in params.yaml); its columns: subject, embedding"),
     ],
 )
 def test_missing_labels_are_asked_for_in_terms_of_the_format(name: str, fix: str, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"topic": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "v.parquet")
+    pq.write_table(pa.table({"subject": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "v.parquet")
     with pytest.raises(DataError, match=re.escape(fix)):
         check_classes("mine", Source(array=X), [tmp_path / name])

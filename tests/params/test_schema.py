@@ -16,8 +16,9 @@ from pydantic import BaseModel
 
 from salcli.errors import ParamsError
 from salcli.methods.base import InputScore, PostHoc, built_in
+from salcli.params.checks import NOT_VARIANTS
 from salcli.params.reading import lookup, parse_assignment, read_yaml, with_overrides
-from salcli.params.schema import NOT_VARIANTS, MethodsParams, Override, Params, load_params, validated
+from salcli.params.schema import MethodsParams, Override, Params, load_params, validated
 
 FILE = REPOSITORY / "params.yaml"
 CONTENT = read_yaml(FILE)
@@ -105,6 +106,7 @@ BAD_VALUES: list[tuple[str, object, str]] = [
 ]  # fmt: skip
 # inside a list, or between values
 BAD_TOGETHER: list[tuple[dict[str, Any], str, str]] = [
+    ({"seeds": ["0"]}, "seeds.0", "must be a valid integer, got '0'"),
     ({"seeds": [0, -1]}, "seeds.1", "must be greater than or equal to 0, got -1"),
     ({"data.pi": ["unknown"]}, "data", "pi is unknown: the wild data come as they are, so id_shares.wild must be 0"),
     ({"model.backbone": "resnet18", "model.drop_rate": 0.3}, "model", "drop_rate must be 0 for resnet18: only a wide ResNet (wrn-40-2) has dropout"),

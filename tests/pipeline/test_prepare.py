@@ -1,10 +1,13 @@
 """prepare: what is read, counted, refused and written."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.cli import files
@@ -20,9 +23,18 @@ from salcli.errors import DataError
 from salcli.models.pretrained import EmbedderSpec, Preprocessing
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import embed, prepare
-from salcli.pipeline.loading import known_truth, ood_test_samples, wild_samples
+from salcli.pipeline.loading import known_truth, ood_test_samples, wild_holdout_samples, wild_origins, wild_samples
 from salcli.store.files import read_header
-from salcli.store.formats import read_digests, read_file_names, read_id_split, read_samples, read_shown, read_wild_set
+from salcli.store.formats import (
+    Origin,
+    names_of,
+    read_digests,
+    read_file_names,
+    read_id_split,
+    read_samples,
+    read_shown,
+    read_wild_set,
+)
 from salcli.store.layout import Experiment, Workspace, prepared_set
 
 CUSTOM = {
@@ -145,6 +157,101 @@ def test_vectors_are_stored_with_their_ids_and_columns(tmp_path: Path) -> None:
     assert read_file_names(found)[14:16] == ("wild-1-14", "wild-2-0")
     assert read_shown(found)["text"][14:16] == ("<14>\n\0é", "<0>\n\0é")
     assert prepare.prepare_set(workspace, params, "labeled").counts == {"vectors": 40, "classes": 2, "skipped": 0}
+
+
+# --- the user's own rows
+
+WILD_VECTORS = np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32)
+WILD_VECTORS[3] = WILD_VECTORS[17]
+IN_THE_ID_DATA = 5
+
+
+def wild_npz(root: Path) -> list[str]:
+    np.savez(root / "wild.npz", x=WILD_VECTORS)
+    return ["wild.npz"]
+
+
+def wild_npy(root: Path) -> list[str]:
+    np.save(root / "wild.npy", WILD_VECTORS)
+    return ["wild.npy"]
+
+
+def wild_table(root: Path) -> list[str]:
+    columns = {"v": pa.array(list(WILD_VECTORS)), "id": [f"r{i}" for i in range(30)]}
+    pq.write_table(pa.table(columns), root / "wild.parquet")
+    return ["wild.parquet"]
+
+
+def two_wild_files(root: Path) -> list[str]:
+    np.save(root / "one.npy", WILD_VECTORS[:20])
+    np.savez(root / "two.npz", x=WILD_VECTORS[20:])
+    return ["one.npy", "two.npz"]
+
+
+def own_row(root: Path, origin: Origin) -> np.ndarray:
+    path = root / origin.file
+    if path.suffix == ".parquet":
+        row = pq.read_table(path).slice(origin.row, 1).to_pylist()[0]
+        assert (row["id"], str(origin)) == (origin.id, origin.id)
+        return np.array(row["v"])
+    assert str(origin) == f"{origin.file}:{origin.row}"
+    loaded = np.load(path)
+    return (loaded if path.suffix == ".npy" else loaded["x"])[origin.row]
+
+
+@pytest.mark.parametrize("write", [wild_npz, wild_npy, wild_table, two_wild_files])
+def test_every_wild_vector_leads_back_to_the_users_own_row(tmp_path: Path, write: Callable[[Path], list[str]]) -> None:
+    """After copies of ID data were left out, and some were held out."""
+    labeled = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    labeled[7] = WILD_VECTORS[IN_THE_ID_DATA]
+    np.savez(tmp_path / "labeled.npz", x=labeled, y=np.arange(40) % 2)
+    custom = {"labeled": str(tmp_path / "labeled.npz"), "unlabeled": [str(tmp_path / one) for one in write(tmp_path)]}
+    given = {"custom": custom, "test_ood": [], "wild_holdout": 0.2, "image_size": None, "channels": None}
+    more = {f"data.{key}": value for key, value in given.items()}
+    params = load_params(REPOSITORY / "params.yaml", {**CUSTOM, "model.backbone": "linear", **more})[0]
+    workspace = prepare_sets(Workspace(tmp_path / "w"), params)
+    prepare.prepare_wild(workspace, params.data, WILD)
+    seen = []
+    for samples, held_out in ((wild_samples, False), (wild_holdout_samples, True)):
+        rows = samples(workspace, params, WILD)
+        origins = wild_origins(workspace, params, WILD, np.arange(len(rows)), held_out=held_out)
+        for vector, origin in zip(rows.read(slice(None)).numpy(), origins, strict=True):
+            np.testing.assert_array_equal(own_row(tmp_path, origin), vector)
+        seen += [str(origin) for origin in origins]
+        assert len(origins) > 4
+    assert len(set(seen)) == len(seen) == 29
+    (origin,) = names_of(workspace.find(prepared_set("labeled")), np.array([7]))
+    assert origin == Origin("labeled.npz", 7)
+
+
+@pytest.mark.parametrize("in_a_list", [True, False])
+def test_every_image_leads_back_to_its_file_and_its_row_in_a_list(tmp_path: Path, in_a_list: bool) -> None:
+    photos, given = lay_out(tmp_path), "unlabeled"
+    (photos / "unlabeled" / "day 0" / "bad.png").write_bytes(b"bad")
+    listed = [str(path.relative_to(photos)) for path in sorted((photos / "unlabeled").rglob("*.png"), reverse=True)]
+    if in_a_list:
+        (photos / "list.csv").write_text("\n".join(["label,path", *(f"?,{path}" for path in listed)]))
+        given = "list.csv"
+    params = custom_params(
+        photos, custom={"labeled": str(photos / "labeled"), "unlabeled": str(photos / given)}, test_ood=[]
+    )
+    workspace = prepare_sets(Workspace(tmp_path / "w"), params)
+    prepare.prepare_wild(workspace, params.data, WILD)
+    wild = wild_samples(workspace, params, WILD)
+    origins = wild_origins(workspace, params, WILD, np.arange(len(wild)))
+    for image, origin in zip(wild.read(slice(None)).numpy(), origins, strict=True):
+        path = photos / origin.file if in_a_list else photos / "unlabeled" / origin.file
+        np.testing.assert_array_equal(read_picture(path, Shape(1, 8)), image)
+        assert str(origin) == origin.file
+        assert origin.row == (listed.index(origin.file) if in_a_list else None)
+    assert len(origins) == 24
+
+
+def test_wild_data_that_salcli_mixed_hide_their_origin(tmp_path: Path) -> None:
+    params = vector_params(tmp_path, pi=[0.5], id_shares=SHARES, ood=["known-odd"], test_ood=[])
+    workspace = prepare_sets(Workspace(tmp_path), params)
+    prepare.prepare_wild(workspace, params.data, MIXED)
+    assert wild_origins(workspace, params, MIXED, np.arange(3)) == [Origin("")] * 3
 
 
 class Tiny(nn.Module):

@@ -34,7 +34,9 @@ def found(tmp_path: Path) -> Found:
 
 
 def row(found: Found, index: int, decision: str, experiment: Experiment = X) -> ReviewRow:
-    return ReviewRow(experiment.ood, experiment.seed, filter_mark(found, experiment), index, "", 0.5, "cat", decision)
+    return ReviewRow(
+        experiment.ood, experiment.seed, filter_mark(found, experiment), index, "", None, "", 0.5, "cat", decision
+    )
 
 
 def review(found: Found, rows: Iterable[ReviewRow], experiment: Experiment = X) -> Reviewed | None:
@@ -49,7 +51,7 @@ def review(found: Found, rows: Iterable[ReviewRow], experiment: Experiment = X) 
 @pytest.mark.parametrize("name", ["=cmd()", "\tx", 'a\nb, "hi"', os.fsdecode(b"\xff\xfe")])
 def test_names_come_back_as_text_that_no_spreadsheet_runs(name: str, tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
-    write_review(path, [ReviewRow("ood", 0, "filter-1", 3, name, 0.5, name, "drop")])
+    write_review(path, [ReviewRow("ood", 0, "filter-1", 3, name, 3, name, 0.5, name, "drop")])
     (written,) = csv.DictReader(io.StringIO(path.read_bytes().decode(), newline=""))
     assert tuple(written) == COLUMNS
     assert written["file"][0] not in "=+-@\t\r"
@@ -61,11 +63,11 @@ def test_names_come_back_as_text_that_no_spreadsheet_runs(name: str, tmp_path: P
     lambda text: text.replace(",", ";"),
     lambda text: text.replace(",", "\t").replace("\n", "\r\n"),
     lambda text: text.replace("keep", " KEEP "),
-    lambda text: text + "\n,,,,,,,\n",
+    lambda text: text + "\n,,,,,,,,,\n",
 ])  # fmt: skip
 def test_spreadsheets_may_write_it_in_their_way(change: Callable[[str], str], tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
-    write_review(path, [ReviewRow("x", 0, "filter-1", i, "", 0.5, "cat", "keep") for i in range(3)])
+    write_review(path, [ReviewRow("x", 0, "filter-1", i, "", None, "", 0.5, "cat", "keep") for i in range(3)])
     before = read_review(path)
     path.write_bytes(change(path.read_text()).encode())
     assert [replace(one, line=0) for one in read_review(path)] == [replace(one, line=0) for one in before]
