@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # torch is loaded by the commands that need it
 
 # They change where a command computes, not what.
 NOT_A_RESULT = {"device", "launcher", "timeout"}
+OF_COMMAND = ExitStack()  # closed when the command ends (cli/app.py)
 LAUNCHED = "SALCLI_LAUNCHED"  # marks what we started, or a launcher with one process would start itself for ever
 # options that choose experiments, and the keys of params.yaml they choose from
 SELECTED = {"ood": "data.ood", "pi": "data.pi", "seed": "seeds", "variant": "variants"}
@@ -75,6 +76,10 @@ class Session:
             say(f"override: {change.key} = {change.value} ({params_file.name}: {change.in_file})", "yellow")
         if is_scratch:
             say("scratch run: writes to scratch/, what `dvc repro` builds stays as it is", "yellow")
+        if world_size() > 1:
+            from salcli.engine.device import joined
+
+            OF_COMMAND.enter_context(joined(params.timeout))
         shares = [_share(text) for text in given.get("pi") or []]
         assigned = {change.key: change.value for change in changed}
         chosen = {"--params": [params_file] if params_file != PARAMS_YAML else []}
@@ -112,16 +117,10 @@ class Session:
         """The results of a stage for each experiment, by all processes that torchrun started."""
         stage_name = stage.__module__.rpartition(".")[2].replace("_", "-")
         name = " ".join([stage_name, *(str(value) for value in options.values() if value)])
-        processes: AbstractContextManager[object] = nullcontext()
-        if world_size() > 1:
-            from salcli.engine.device import joined
-
-            processes = joined(self.params.timeout)
         done = []
-        with processes:
-            for experiment in experiments:
-                with self.workspace.running(name, experiment):
-                    done.append(stage(self.workspace, self.params, experiment, progress=self.progress, **options))
+        for experiment in experiments:
+            with self.workspace.running(name, experiment):
+                done.append(stage(self.workspace, self.params, experiment, progress=self.progress, **options))
         return done
 
     def finish(

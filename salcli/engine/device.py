@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from salcli.errors import DeviceError
+from salcli.errors import SalError
 from salcli.models.backbones import Backbone
 from salcli.progress import rank, world_size
 from salcli.sal.gradients import FactorSource, Workers
@@ -48,9 +48,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         n = torch.cuda.device_count()
         available = f"{n} CUDA devices are" if torch.cuda.is_available() else "no CUDA device is"
-        raise DeviceError(f"device {name}: {available} available here; use device: auto or cpu")
+        raise SalError(f"device {name}: {available} available here; use device: auto or cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise DeviceError("device mps: not available here; use device: auto or cpu")
+        raise SalError("device mps: not available here; use device: auto or cpu")
     return device
 
 
@@ -119,10 +119,11 @@ def processes() -> Processes:
 def joined(timeout: int = TIMEOUT) -> Iterator[Processes]:
     """Inside, the processes that torchrun started work together; without torchrun there is only this one.
 
-    A process that the others have waited for `timeout` seconds ends all of them.
+    To be entered once: a second group would find the addresses of the first one, and be refused there. A process that
+    the others have waited for `timeout` seconds ends all of them.
     """
-    if world_size() == 1 or dist.is_initialized():
-        yield processes()
+    if world_size() == 1:
+        yield Processes()
         return
     # objects and CPU tensors always go through gloo
     backend, limit = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(seconds=timeout)
@@ -134,12 +135,22 @@ def joined(timeout: int = TIMEOUT) -> Iterator[Processes]:
         dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
         yield processes()
     except RuntimeError as error:
-        if not re.search("timed out|timeout", str(error), re.IGNORECASE):
+        reason = str(error)
+        if not dist.is_initialized() and (refused := re.search(r"connection refused.*", reason, re.IGNORECASE)):
+            message = (
+                f"cannot reach another process ({refused[0]}): it has ended, and its own message says why, or a "
+                "firewall is between them"
+            )
+        elif re.search("timed out|timeout", reason, re.IGNORECASE):
+            message = (
+                f"{_who_is_stuck(store)} of {world_size()} has not answered for {timeout} s: it is stuck, stopped or "
+                "much slower; look at its machine, or raise timeout in params.yaml, and run the same command again"
+            )
+        elif re.search(r"gloo|nccl|connection (reset|closed|refused)|broken pipe", reason, re.IGNORECASE):
+            message = "another process has ended; its own message says why"
+        else:
             raise
-        raise DeviceError(
-            f"{_who_is_stuck(store)} of {world_size()} has not answered for {timeout} s: it is stuck, stopped or much "
-            "slower; look at its machine, or raise timeout in params.yaml, and run the same command again"
-        ) from error
+        raise SalError(message) from error
     dist.destroy_process_group()  # not after an error: the others would fail before this one has reported it
 
 
@@ -209,7 +220,7 @@ def computing(device: str, numerics: Numerics) -> Iterator[Compute]:
     """Set up the named device and torch's global settings; the settings are restored afterwards."""
     resolved = resolve_device(device)
     if resolved.type == "mps" and numerics.precision == "bfloat16":
-        raise DeviceError("numerics.precision bfloat16 does not work on mps; use float32 or float16")
+        raise SalError("numerics.precision bfloat16 does not work on mps; use float32 or float16")
     with ExitStack() as afterwards:
         if resolved.type == "cuda":  # TF32, and cuDNN's search for the fastest convolution
             torch.cuda.set_device(resolved)
