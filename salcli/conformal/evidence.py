@@ -130,12 +130,12 @@ class Envelope:
         return float((1 + np.searchsorted(smallest, tail, side="right")) / (len(smallest) + 1))
 
     def most(self, level: float) -> Ints:
-        """K_r: with probability 1 − level, at most K_r of m ID samples are above the r-th largest, for all r at once."""
+        """K_r: with probability 1 − level, at most K_r ID samples are above the r-th largest, for all r at once."""
         drawn, smallest = self._draws
         tail = smallest[max(0, threshold_rank(len(smallest), level) - 1)]
         # the largest count whose tail is above `tail`
         rank = max(1, math.ceil(tail * (len(drawn) + 1) - 1e-9))
-        return drawn[len(drawn) - rank].astype(np.int64)  # type: ignore[no-any-return]
+        return drawn[len(drawn) - rank].astype(np.int64)
 
 
 @lru_cache(maxsize=64)
@@ -283,7 +283,8 @@ class Verdict:
     n_candidates: int
     n_wild: int
     n_calibration: int
-    certified: int  # at least so many of the candidates are outliers
+    certified: int  # at least so many of the candidates are outliers …
+    certified_of_all: int  # … and of all wild samples
     expected: float  # samples above T if all wild data were ID data
     margin: float  # half of the 95% interval around it
     above: int  # samples above T
@@ -320,6 +321,7 @@ def verdict(calibration: ArrayLike, wild: ArrayLike, candidates: Ints, rank: int
         n_wild=m,
         n_calibration=n,
         certified=int(certified[-1]) if len(certified) else 0,
+        certified_of_all=int(certificate(c, w, None, 1 - CERTAINTY)[-1]) if m else 0,
         expected=m * share,
         margin=1.96 * math.sqrt(m * share * (1 - share) * (n + 1 + m) / (n + 2)),
         above=above,
@@ -339,7 +341,7 @@ def _calibration_that_tells(n: int, m: int, alpha: float, above: int, most: int 
         rank = threshold_rank(larger, alpha)
         if rank and excess_p_value(larger, m, rank, above) <= FOUND:
             digits = 10 ** max(0, len(str(larger)) - 2)
-            return -(-larger // digits) * digits
+            return int(-(-larger // digits) * digits)
     return 0
 
 

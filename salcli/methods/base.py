@@ -259,7 +259,7 @@ class PostHoc(Method):
         return None
 
     def held_out_scores(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]] | None:
-        """Of calibration and wild data, by models that have not seen them; None where `fit` does not learn from them."""
+        """Of calibration and wild data, by models that have not seen them; None where it learns from neither."""
         return None
 
     def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:

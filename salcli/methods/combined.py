@@ -33,7 +33,7 @@ def finite(name: str, scores: Tensor) -> Tensor:
 class CombinedParams:
     """The scores that it is made of."""
 
-    members: dict[str, PostHoc]
+    members: dict[str, Any]  # post-hoc scores
 
 
 class Combined(PostHoc):
@@ -51,7 +51,9 @@ class Combined(PostHoc):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Combined:
-        return cls(CombinedParams({name: find_method(name, PostHoc).from_settings(own) for name, own in settings.items()}))
+        return cls(
+            CombinedParams({name: find_method(name, PostHoc).from_settings(own) for name, own in settings.items()})
+        )
 
     def settings(self) -> dict[str, Any]:
         return {name: member.settings() for name, member in self.members.items()}

@@ -22,9 +22,8 @@ from salcli.models.network import AsGiven
 from salcli.sal.gradients import Representation
 from salcli.sal.seeding import generator
 
-# xROWS_AT_ONCE = 4096
-PAIRS_AT_ONCE = 2048  # of float64 features: 21 MB of 1,280
-SPARE = 14  # neighbours beyond the k-th that float32 keeps
+PRODUCTS_AT_ONCE = 2**23  # of queries and known neighbours: 34 MB in float32
+ROWS_AT_ONCE = 4096
 MOST_KNOWN = 50_000  # neighbours in a detector's file: 102 MB of 512 features
 # Variances this far below the largest are rounding errors of features that are stored in float32.
 ROUNDING = 1e-12
@@ -425,7 +424,7 @@ class She(PostHoc):
 
 @method("fdbd", label="fDBD", paper="Liu and Qin, 2024")
 class Fdbd(PostHoc):
-    """Minus the mean distance to the decision boundaries of other classes, over that to the mean ID training feature."""
+    """Minus the mean distance to the decision boundaries of other classes over that to the mean training feature."""
 
     mean: Float[Tensor, " d"]
     inverse: Float[Tensor, "k k"]  # 1 / ‖w − w′‖; 0 where they are equal: there is no boundary

@@ -58,7 +58,7 @@ class StepParams(SgdParams):
 
 
 class StepNetwork(Classifier):
-    """Its head is the projection. Its class logits are minus the distances to the centres, so minus the highest is the score.
+    """Its head is the projection; its class logits are minus the distances to the centres.
 
     The projection is as wide as the backbone's last features (the authors' choice).
     """

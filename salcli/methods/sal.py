@@ -13,7 +13,7 @@ from jaxtyping import Float
 from pydantic import Field, PlainValidator, model_validator
 from torch import Tensor
 
-from salcli.engine.batches import Batch, Rows
+from salcli.engine.batches import Batch, Rows, joined
 from salcli.engine.device import processes
 from salcli.engine.linear_heads import Examples, FullFit
 from salcli.engine.training import BatchResult

@@ -133,11 +133,11 @@ def sentence(found: Separation) -> str:
         return f"{count:,} candidates; {found.why_none}."
     match own.kind:
         case "found":
+            certified = f"at least {own.certified:,} of them are outliers (95%)"
+            if not own.certified:
+                certified = f"the wild data have at least {own.certified_of_all:,} outliers (95%), none of them certain"
             share = f"{100 * own.share.value:.1f} ({100 * own.share.low:.1f}–{100 * own.share.high:.1f})%"
-            return (
-                f"{count:,} candidates; at least {own.certified:,} of them are outliers (95%). An estimated {share} of "
-                "the wild data are outliers."
-            )
+            return f"{count:,} candidates; {certified}. An estimated {share} of the wild data are outliers."
         case "cannot tell":
             return (
                 f"Cannot tell: {own.above:,} samples above T, where {own.expected:.0f} ± {own.margin:.0f} would come "
@@ -150,5 +150,3 @@ def sentence(found: Separation) -> str:
                 "No verdict: the wild data differ from the labeled data as a whole, not only in outliers (another "
                 "camera, other writers?); calibrate on labeled samples from the source of the wild data."
             )
-
-

@@ -26,6 +26,7 @@ from salcli.methods.base import (
     find_method,
     is_custom_method,
 )
+from salcli.methods.sal import SAL_PLUS
 from salcli.models.backbones import AUTO, LINEAR, is_published, takes_vectors
 from salcli.models.pretrained import PRETRAINED
 
@@ -79,7 +80,11 @@ def _wrong_protocols(params: Params) -> Iterator[tuple[str, str]]:
     own = {name: params.variant[name].get("filter", {}) for name in (*params.variants, *params.filters)}
     calibrations = {name: one.get("calibration", params.filter.calibration) for name, one in own.items()}
     held_out = [name for name, one in calibrations.items() if one == "holdout"]
-    held_out += [one for one in params.evaluate.methods if one in known and getattr(params.method(one), "needs_calibration", False)]
+    held_out += [
+        one
+        for one in params.evaluate.methods
+        if one in known and getattr(params.method(one), "needs_calibration", False)
+    ]
     others = [name for name, one in calibrations.items() if one != "id-svd"]
     if data.mixing == "recycle" and others:
         yield (

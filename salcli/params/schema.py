@@ -48,7 +48,7 @@ from salcli.methods.base import (
     find_method,
     is_custom_method,
 )
-from salcli.methods.sal import SAL_PLUS, TAU, FilterParams, Sal, Tau, TrainOodParams
+from salcli.methods.sal import TAU, FilterParams, Sal, Tau, TrainOodParams
 from salcli.models.backbones import (
     AUTO,
     LINEAR,

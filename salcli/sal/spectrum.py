@@ -164,9 +164,11 @@ def top_directions(terms: Sequence[tuple[CentredGradients, float]], n_vectors: i
 
 
 def _by_inner_products(terms: Sequence[tuple[CentredGradients, float]], n_vectors: int) -> tuple[Tensor, Tensor]:
-    """Of few rows. With G Gᵀ = L Lᵀ and weights S, an eigenvector y of Lᵀ S L gives the eigenvector Gᵀ S L y of Gᵀ S G."""
+    """Of few rows: with G Gᵀ = L Lᵀ and weights S, an eigenvector y of Lᵀ S L gives Gᵀ S L y, one of Gᵀ S G."""
     factors = [Factors(*(torch.cat(parts) for parts in zip(*_columns(G), strict=True))) for G, _ in terms]
-    stacked = Factors(*(torch.cat([getattr(one, name) for one in factors]) for name in ("residual", "feature", "label")))
+    stacked = Factors(
+        *(torch.cat([getattr(one, name) for one in factors]) for name in ("residual", "feature", "label"))
+    )
     G = CentredGradients(stacked, terms[0][0].reference)
     sizes = [len(one) for one in factors]
     weight = torch.cat([G.reference.new_full((n,), own) for n, (_, own) in zip(sizes, terms, strict=True)])
@@ -220,7 +222,9 @@ def _arpack(
     start = rng.standard_normal(size)
     scale = float(np.linalg.norm(on_cpu(start)))
     if scale == 0:  # ARPACK cannot start on a matrix of zeros
-        return torch.zeros(1, dtype=torch.float64, device=device), torch.zeros(size, 1, dtype=torch.float64, device=device)
+        return torch.zeros(1, dtype=torch.float64, device=device), torch.zeros(
+            size, 1, dtype=torch.float64, device=device
+        )
     # ARPACK takes very small values for zeros, and the gradients of a confident network are very small
     operator = LinearOperator((size, size), matvec=lambda x: on_cpu(x) / scale, dtype=np.float64)
     n_kept = min(size, max(KEPT_VECTORS, 2 * n_vectors + 1))

@@ -33,7 +33,9 @@ class Direction:
         workers: Workers = ALONE,
     ) -> Direction:
         """The top directions of the weighted gradients around ∇̄."""
-        found = top_directions([(CentredGradients(own, reference, workers), weight) for own, weight in terms], n_vectors)
+        found = top_directions(
+            [(CentredGradients(own, reference, workers), weight) for own, weight in terms], n_vectors
+        )
         vector = reference.new_zeros(n_vectors, *reference.shape[1:])
         vector[: len(found)] = found
         return cls(vector, reference.flatten(1) @ vector.flatten(1).T)
