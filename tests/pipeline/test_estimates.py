@@ -20,13 +20,13 @@ from salcli.pipeline import evaluate, extract, prepare, train_ood
 from salcli.pipeline import filter as filter_stage
 from salcli.pipeline.loading import classifier, id_representation
 from salcli.report.results import Results, results_view
-from salcli.sal.estimates import estimated as estimated_from
+from salcli.conformal.resampling import estimated as estimated_from
 from salcli.sal.gradients import Representation
 from salcli.store.files import read_arrays
 from salcli.store.formats import read_wild_holdout, read_wild_set, read_wild_truth, write_wild_truth
 from salcli.store.layout import TEST_SCORES, Workspace
 
-HOLDOUT = {"data.wild_holdout": 0.4, "train_ood.epochs": 1, "evaluate.methods": ["sal", "knn", "separator", "odin"]}
+HOLDOUT = {"data.wild_holdout": 0.4, "train_ood.epochs": 1, "evaluate.methods": ["sal", "knn", "sal-plus", "odin"]}
 
 
 def test_copies_are_held_out_together_and_nothing_is_lost() -> None:
