@@ -70,7 +70,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def _add_left_out(table: Table, what: str, n: int, custom: CustomSet, why: str) -> None:
-    unit = "files" if custom.source.array is None else custom.source.kind
+    unit = "files" if custom.source.files else custom.source.kind
     table.add_row(what, Text(f"{n:,} {unit} of {custom.name}, left out"), Text(why))
 
 
