@@ -8,7 +8,7 @@ import typer
 
 from salcli.cli.options import ALL, DEVICE, OOD, PARAMS, PI, SCRATCH, SEED, SET, UNSEEN, VARIANT, override, taking
 from salcli.cli.session import Session, say, written
-from salcli.errors import UsageMistakeError, unknown_name
+from salcli.errors import SalError, unknown_name
 
 EPOCHS, START_LR = "Passes over the ID training data.", "Learning rate at the start."
 
@@ -199,7 +199,7 @@ def train_encoder(
     session = Session.open("train-encoder", given, parallel=False)
     names = list(dict.fromkeys(encoder or session.params.encoders))
     if not names:
-        raise UsageMistakeError("there is nothing to train: encoders is empty; name one there, or with --encoder")
+        raise SalError("there is nothing to train: encoders is empty; name one there, or with --encoder")
     for name in names:
         find_method(name, IdTrained)
     done = [one for name in names for one in session.run(stage.run_encoder, session.of_seeds, encoder=name)]
@@ -225,9 +225,7 @@ def evaluate(
     tests = [""] if "own" in _parts(part) else []
     tests += session.unseen_sets if "unseen" in _parts(part) else []
     if not tests:
-        raise UsageMistakeError(
-            "there is nothing to test on: data.test_ood is empty; name a set there, or with --unseen"
-        )
+        raise SalError("there is nothing to test on: data.test_ood is empty; name a set there, or with --unseen")
     done = [one for name in tests for one in session.run(stage.run, session.of_wild_sets, unseen=name)]
     results = Results.read([one.written[1] for one in done])
     view = results_view(results.without_notes(), console.width)
@@ -261,11 +259,11 @@ def detector(
     session = Session.open("detector", given, parallel=False, elsewhere=elsewhere)
     experiments = session.of_wild_sets
     if out and len(experiments) > 1:
-        raise UsageMistakeError(
+        raise SalError(
             f"--out is for one detector, but these are {len(experiments)}; choose one with --ood, --pi and --seed"
         )
     if out and out.is_dir():
-        raise UsageMistakeError(f"--out {out} is a folder; name a file in it")
+        raise SalError(f"--out {out} is a folder; name a file in it")
     done = session.run(stage.run, experiments, out=out)
     session.finish(detector_view(done), written(done))
     if "DVC_STAGE" not in os.environ:

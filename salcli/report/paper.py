@@ -373,7 +373,7 @@ def errors_beside_the_paper(folder: Path, only: Collection[EvaluationKey], param
                 _source(first.table),
                 *_protocols(rows["method"], params),
                 *([AT_ONE[params.data.mixing]] if (rows["pi"] == 1).any() else []),
-                "Contamination, ID data among the candidates, by π: salcli sweep-pi.",
+                "Contamination, ID data among the candidates, by π.",
                 STRICTER,
             ],
         )
