@@ -123,7 +123,6 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "init": projects.init,
         "presets": projects.list_presets,
         "methods": projects.list_methods,
-        "dag": projects.dag,
         "toy": results.toy,
     },
     "The pipeline, stage by stage": {
@@ -144,7 +143,6 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "inspect": results.inspect,
         "verify": results.verify,
         "theory": results.theory,
-        "sweep-pi": results.sweep_pi,
     },
 }
 for panel, commands in PANELS.items():

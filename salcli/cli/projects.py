@@ -1,4 +1,4 @@
-"""Commands around experiments: init, presets, methods, dag, data."""
+"""Commands around experiments: init, presets, methods, data."""
 
 from enum import StrEnum
 from functools import partial
@@ -65,22 +65,6 @@ def list_methods(
         print(methods_grid(built_in(), with_summary=True).markdown())
     else:
         console.print(methods_grid(built_in()).rich())
-
-
-def dag(
-    dot: Annotated[bool, typer.Option("--dot", help="Write it for Graphviz (salcli dag --dot | dot -Tsvg).")] = False,
-) -> None:
-    """Show the stages of dvc.yaml: how often each runs, what it needs and what it does."""
-    from salcli.params.reading import read_yaml
-    from salcli.report.console import console
-    from salcli.report.listings import pipeline_dot, pipeline_stages, pipeline_table
-
-    read_yaml(HERE / "dvc.yaml")  # DVC crashes at what is nested deeply
-    stages = pipeline_stages(HERE)
-    if dot:
-        print(pipeline_dot(stages))
-    else:
-        console.print(pipeline_table(stages))
 
 
 @taking(
