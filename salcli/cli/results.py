@@ -101,27 +101,19 @@ def _compare_with_paper(params_file: Path, output_format: Format) -> None:
     from salcli.params.reading import read_yaml
     from salcli.params.schema import load_params
     from salcli.report.console import console
-    from salcli.report.paper import (
-        beside_the_paper,
-        errors_beside_the_paper,
-        matching_settings,
-        paper_frame,
-        paper_grids,
-    )
+    from salcli.report.paper import beside_the_paper, matching_tables
     from salcli.report.results import Results, asked_for
     from salcli.store.layout import RUNS
 
     params, _ = load_params(params_file)
-    matching_settings(params)  # whether there is anything to compare with, before anything is read
-    folder, asked = params_file.parent / RUNS, asked_for(read_yaml(params_file))
-    comparisons = beside_the_paper(Results.from_folder(folder, asked), params)
-    comparisons += errors_beside_the_paper(folder, asked, params)
-    grids = paper_grids(comparisons)
+    matching_tables(params)  # whether there is anything to compare with, before anything is read
+    results = Results.from_folder(params_file.parent / RUNS, asked_for(read_yaml(params_file)))
+    grids, frame = beside_the_paper(results, params)
     if output_format is Format.rich:
         for grid in grids:
             console.print(grid.rich())
     else:
-        _print(grids, paper_frame(comparisons), output_format)
+        _print(grids, frame, output_format)
 
 
 def _print(grids: "list[Grid]", frame: "pd.DataFrame", output_format: Format) -> None:

@@ -26,6 +26,7 @@ from salcli.report.figures import (
     Chart,
     compact,
     histogram_chart,
+    pi_chart,
     roc_chart,
     roc_overview,
     tau_chart,
@@ -102,8 +103,9 @@ def collect(
     methods = [_method_charts(one) for one in evaluation.methods] if evaluation else []
     training = [training_chart(name, findings.label(name), curve) for name, curve in findings.curves.items()]
     theory = theory_charts(findings.theory) if findings.theory else []
+    by_pi = pi_chart(results, params, experiment.variant) if results else None
     of_methods = [chart for _, _, charts in methods for chart in charts]
-    charts = [tau, *([overview] if overview else []), *of_methods, *training, *theory]
+    charts = [tau, *([overview] if overview else []), *of_methods, *training, *theory, *([by_pi] if by_pi else [])]
     page = {
         "title": f"ID data “{params.data.id}”, wild data {mixed}“{experiment.ood}”{variant}",
         "findings": findings,
@@ -116,6 +118,7 @@ def collect(
         "tau": tau,
         "galleries": read_galleries(workspace, params, findings, top),
         "overview": overview,
+        "by_pi": by_pi,
         "methods": methods,
         "training": training,
         "theory": theory,
@@ -221,8 +224,7 @@ def _tables(results: Results, experiment: Experiment) -> tuple[list[SetTable], l
             name = section[0][0].text + (f", π {part.shares[0]}" if several else "")
             lines = [(one.text + " ◀" * one.is_bold, one.is_bold, cells) for _, one, *cells in section]
             estimated.append((f"{name}, estimated without labels", grid.header[2:], lines))
-    nothing_measured = results.unknown_sets == results.ood_sets
-    tables = [*estimated, *measured] if nothing_measured else [*measured, *estimated]
+    tables = [*measured, *estimated] if results.is_measured else [*estimated, *measured]
     verdicts = [f"π {pi}: {text}" if several else text for pi, text in results.verdicts.items() if text]
     return tables, verdicts, list(dict.fromkeys(notes))
 

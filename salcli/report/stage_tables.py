@@ -14,7 +14,7 @@ from rich.text import Text
 
 from salcli.errors import SalError, printable
 from salcli.report.console import first_few, plain_table
-from salcli.report.paper import CALIBRATIONS, paper_err_in_of_toy, paper_zeta
+from salcli.report.paper import paper_err_in_of_toy, paper_zeta
 from salcli.report.results import pi_text
 from salcli.store.layout import SAL, UNKNOWN, Experiment
 
@@ -34,6 +34,7 @@ N_BINS = 14
 BAR_WIDTH = 28
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 SHOWN_CLASSES = 10
+CALIBRATIONS = {"train": "the paper's text", "holdout": "our default", "id-svd": "the authors' code"}
 REORDER = "rename the folders so that they sort like the network's classes, or give a CSV with their numbers as labels"
 OF_TRUTH = (
     "contam.: contamination, ID data among the candidates.",
