@@ -311,7 +311,7 @@ def theory(**given: Any) -> None:
     from salcli.report.stage_tables import theory_view
 
     session = Session.open("theory", given, parallel=False)
-    done = session.run(stage.run, session.experiments)
+    done = session.run(stage.run, [one for one in session.experiments if one.variant in session.params.variants])
     figures = []
     for result in done:
         drawn = [session.workspace.target(result.experiment.theory(kind)) for kind in FORMATS]

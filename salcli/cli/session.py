@@ -91,7 +91,7 @@ class Session:
                 for ood in dict.fromkeys(given.get("ood") or params.data.ood)
                 for pi in dict.fromkeys(shares or params.data.pi)
                 for seed in dict.fromkeys(given.get("seed") or params.seeds)
-                for variant in dict.fromkeys(given.get("variant") or params.variants)
+                for variant in dict.fromkeys(given.get("variant") or [*params.filters, *params.variants])
             ],
             unseen_sets=tuple(dict.fromkeys(given.get("unseen") or params.data.test_ood)),
             chosen={name: tuple(dict.fromkeys(values)) for name, values in chosen.items()},

@@ -127,9 +127,12 @@ def extract_grads(
 @taking(
     PARAMS, OOD, PI, SEED, VARIANT, DEVICE, SCRATCH, SET,
     override("filter.threshold_quantile", float, "Quantile of the calibration scores."),
+    override("filter.fdr", float, "Instead: largest expected share of ID data among the candidates."),
+    override("filter.certified", float, "Instead: the longest list of which this share is certified."),
+    override("filter.directions", str, "v of pool (calibration and wild data) or of wild (the paper's)."),
     override("filter.calibration", str, "holdout, train or id-svd."),
     override("filter.svd", str, "class-conditional or class-agnostic."),
-    override("filter.score", str, "sal (τ), a post-hoc score (salcli methods lists them), auto, or MODULE:NAME."),
+    override("filter.score", str, "sal (τ), sal-plus, a post-hoc score (salcli methods lists them), or MODULE:NAME."),
     override("filter.n_vectors", int, "Singular vectors to project on."),
 )  # fmt: skip
 def filter_(**given: Any) -> None:
@@ -139,7 +142,7 @@ def filter_(**given: Any) -> None:
 
     session = Session.open("filter", given)
     done = session.run(stage.run, session.experiments)
-    view, notes = filter_view(done, session.params.filter), [note for one in done for note in one.notes]
+    view, notes = filter_view(done), [note for one in done for note in one.notes]
     session.finish(view, written(done), "salcli train-ood", notes=notes)
 
 

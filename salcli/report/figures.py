@@ -388,8 +388,8 @@ def roc_chart(one: MethodScores) -> Chart:
     assert one.roc
     with _axes() as (figure, plot):
         plot.plot(*one.roc, color=GREEN, linewidth=2)
-        fpr95 = float(np.mean(one.ood >= one.threshold))
-        kept = float(np.mean(one.id >= one.threshold))
+        fpr95 = float(np.mean(one.ood <= one.threshold))
+        kept = float(np.mean(one.id <= one.threshold))
         plot.plot([fpr95], [kept], "o", color=VERMILION, markersize=6, zorder=5, clip_on=False)
         plot.text(0.97, 0.06, f"FPR95 {share_text(fpr95)}", ha="right", transform=plot.transAxes)
         _roc_axes(plot)
@@ -410,10 +410,10 @@ def histogram_chart(one: MethodScores) -> Chart:
         for axis in ("x", "y"):
             plot.locator_params(axis=axis, nbins=4)
     summary = (
-        f"The threshold {compact(threshold)} keeps {share_text(float(np.mean(one.id >= threshold)))} of ID test data"
+        f"The threshold {compact(threshold)} keeps {share_text(float(np.mean(one.id <= threshold)))} of ID test data"
     )
     if len(one.ood):
-        summary += f", and {share_text(float(np.mean(one.ood >= threshold)))} of OOD test data pass it"
+        summary += f", and {share_text(float(np.mean(one.ood <= threshold)))} of OOD test data pass it"
     return Chart(f"scores-{one.method}", f"Scores of {one.label}", f"{summary}.", figure)
 
 

@@ -164,8 +164,8 @@ def tiles(findings: Findings) -> list[Tile]:
     if (precision := findings.filter.get("precision")) is not None:
         share += f"; {share_text(precision)} of them OOD"
         of_errors += f"; {share_text(1 - precision)} of the candidates are ID (contamination)"
-    elif (estimated := findings.filter.get("estimated", {}).get("precision")) is not None:
-        share += f"; {share_text(estimated)} of them OOD (estimated)"
+    elif evidence := findings.filter.get("evidence"):
+        share += f"; at least {evidence['certified']:,} are outliers (95%)"
     return [
         ("candidate outliers", f"{n_candidates:,}", share),
         ("threshold T", f"{candidates.threshold:.3g}", f"{score_label(candidates.score_name)} above T: a candidate"),
@@ -194,8 +194,8 @@ def _test_tiles(evaluation: Evaluation, estimates: dict[str, Any]) -> list[Tile]
 def fit_warning(findings: Findings) -> str:
     """The warning of `filter`: τ found nothing."""
     train, calibration = (findings.filter.get(f"{part}_accuracy") for part in ("train", "calibration"))
-    found = findings.filter.get("estimated")
-    if findings.candidates.score_name != SAL or train is None or not found or found["beyond"] > found["margin"]:
+    found = findings.filter.get("evidence") or {}
+    if findings.candidates.score_name != SAL or train is None or found.get("kind") != "nothing found":
         return ""
     return nothing_found(train, calibration)
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from rich.console import Group, RenderableType
 
+from salcli.conformal.resampling import NO_HOLDOUT
 from salcli.errors import MissingArtifactError, ParamsError, SalError
 from salcli.params.reading import AVERAGE, check_groups, lookup
 from salcli.report.console import Cell, Grid
-from salcli.sal.estimates import NO_HOLDOUT
 from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE
 from salcli.store.files import Found, reading_json
 from salcli.store.layout import SAL, SCRATCH, UNKNOWN, Experiment
