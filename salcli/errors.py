@@ -43,10 +43,6 @@ class DataError(SalError):
     """The data cannot be read, split or mixed as asked for."""
 
 
-class FetchError(SalError):
-    """A file of a data set cannot be fetched."""
-
-
 class ThresholdError(SalError):
     """The filter's threshold leaves no candidate outliers."""
 
@@ -61,10 +57,6 @@ class UsageMistakeError(SalError):
 
 class DeviceError(SalError):
     """The requested device is not available."""
-
-
-class ProjectError(SalError):
-    """A folder cannot be made ready for `dvc repro`."""
 
 
 class PaperError(SalError):

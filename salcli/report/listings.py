@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from salcli.data.catalogue import DataSet, data_set
-from salcli.errors import ProjectError, printable
+from salcli.errors import SalError, printable
 from salcli.params.presets import Preset, resolved, text
 from salcli.project.cost import estimated_gigabytes, estimated_images
 from salcli.report.console import Cell, Grid, first_few, plain_table, shortened
@@ -318,7 +318,7 @@ def pipeline_stages(folder: Path) -> list[Stage]:
             edges = list(repo.index.graph.edges)
             stages = [one for one in repo.index.stages if not one.is_data_source]
     except DvcException as error:
-        raise ProjectError(f"DVC cannot read the pipeline: {error}; run salcli dag in a project folder") from None
+        raise SalError(f"DVC cannot read the pipeline: {error}; run salcli dag in a project folder") from None
     graph, descriptions = nx.DiGraph(), {_group(stage): str(stage.desc or "") for stage in stages}
     graph.add_nodes_from(descriptions)
     graph.add_edges_from((_group(before), _group(after)) for after, before in edges if _group(before) != _group(after))
