@@ -21,7 +21,7 @@ from salcli.data.sets import Samples
 from salcli.engine.device import resolve_device
 from salcli.engine.linear_heads import MOST_TO_CHOOSE_ON
 from salcli.engine.linear_heads import SMALL as CROSS_VALIDATED
-from salcli.errors import ModelError, ParamsError, ProjectError, SalError, UsageMistakeError, WeightsError, printable
+from salcli.errors import ModelError, ParamsError, SalError, UsageMistakeError, WeightsError, printable
 from salcli.models.backbones import (
     AUTO,
     LINEAR,
@@ -138,7 +138,7 @@ def as_written(path: Path, project: Path) -> str:
         written.encode()
     except UnicodeEncodeError:
         shown = os.fsencode(written).decode(errors="replace")
-        raise ProjectError(
+        raise SalError(
             f"the name of {shown} is not valid UTF-8, so params.yaml cannot hold it; rename it, or name a link to it "
             "(ln -s). The names of files inside it do not matter"
         ) from None
