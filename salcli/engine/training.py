@@ -139,13 +139,13 @@ def train(run: Run, task: Task, keeper: Keeper | None = None) -> list[Epoch]:
     scaler = run.compute.scaler()
     # everything that changes during a run
     learned: dict[str, Any] = {"network": run.network, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
-    drawn = {**run.stateful, "order": run.generator}
     kept = processes.from_main(keeper.load() if keeper and processes.is_main else None)
     if kept is not None:
         for name, part in learned.items():
             part.load_state_dict(kept[name])
-        for name, source in drawn.items():
-            source.set_state(kept["drawn"][name])
+        for name, source in run.stateful.items():
+            source.set_state(kept["stateful"][name])
+        run.generator.set_state(kept["order"])
         torch.set_rng_state(kept["random"])
         if len(kept["random_cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(kept["random_cuda"])
@@ -185,8 +185,8 @@ def train(run: Run, task: Task, keeper: Keeper | None = None) -> list[Epoch]:
         if keeper and processes.is_main:
             keeper.save(
                 {name: part.state_dict() for name, part in learned.items()}
-                | {"drawn": {name: source.get_state() for name, source in drawn.items()}}
-                | {"random": torch.get_rng_state()}
+                | {"stateful": {name: source.get_state() for name, source in run.stateful.items()}}
+                | {"order": run.generator.get_state(), "random": torch.get_rng_state()}
                 | {"random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
                 | {"curve": [asdict(one) for one in curve]}
             )
