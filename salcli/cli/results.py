@@ -241,8 +241,8 @@ def review(
     from shlex import quote
 
     from salcli.pipeline import review as lists
-    from salcli.report.galleries import wild_addresses
     from salcli.report.listings import review_table
+    from salcli.report.page_data import wild_addresses
 
     target = file or Path("label-studio.json") if to else out
     if to and back:

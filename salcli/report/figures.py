@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # slow to load
     from salcli.params.schema import Params
     from salcli.pipeline.theory import TheoryCheck
     from salcli.pipeline.toy import ToyRun
-    from salcli.report.page_data import Evaluation, MethodScores
+    from salcli.report.page_data import Findings, MethodScores
     from salcli.report.results import Results
     from salcli.store.formats import Candidates
 
@@ -360,9 +360,10 @@ def tau_chart(candidates: Candidates) -> Chart:
     return Chart("filter-scores", title, summary, figure)
 
 
-def roc_overview(evaluation: Evaluation) -> Chart:
+def roc_overview(findings: Findings) -> Chart:
     """All methods in one chart: SAL and the best others stand out."""
-    ranked, main = [one for one in evaluation.methods if one.roc], evaluation.main
+    ranked, main = [one for one in findings.methods if one.roc], findings.main
+    assert main
     shown = [one for one in ranked if one is not main][: len(ROC_COLORS)]
     looks = {main.method: {"color": GREEN, "linewidth": 2.4, "zorder": 4}}
     for one, color, dashes in zip(shown, ROC_COLORS, ROC_DASHES, strict=False):
@@ -380,7 +381,7 @@ def roc_overview(evaluation: Evaluation) -> Chart:
         _roc_axes(plot)
         plot.legend(loc="lower right")
     best = "; ".join(_sentence(one) for one in [main, *shown])
-    return Chart("roc-all", f"ROC of all methods on {evaluation.test_set}", f"{best}.", figure)
+    return Chart("roc-all", f"ROC of all methods on {findings.test_set}", f"{best}.", figure)
 
 
 def roc_chart(one: MethodScores) -> Chart:
