@@ -12,11 +12,11 @@ from torch import Tensor
 
 from salcli.errors import ParamsError, ThresholdError
 from salcli.methods.base import Known, PostHoc, below, find_method, method
-from salcli.methods.mixture import HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
+from salcli.methods.mixture import MEMBERS, HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
 from salcli.sal.gradients import Representation, RepresentationSource
 
-# a score that joins changes the numbers of everything that is made of them
-MEMBERS = ("msp", "energy", "gen", "gradnorm", "knn", "mahalanobis-plus", "rmds", "vim", "fdbd", "nci")
+
+
 LEAST_CALIBRATION = 20  # samples that SAL+ learns from
 
 
