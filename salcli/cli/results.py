@@ -270,7 +270,7 @@ def review(
         say(f"labels in {file}: {n_dropped} candidates dropped, {n_added} samples added")
         session.finish(review_table(rows), [out], train)
         return
-    shown = variant or params.incumbent  # of two variants, most samples would be listed twice
+    shown = variant or params.variants[0]  # what SAL trains on; of two variants, most samples would be listed twice
     rows, tasks = [], []
     for experiment in (one for one in session.experiments if one.variant == shown):
         own = lists.rows_for_review(workspace, params, experiment, below)
