@@ -26,6 +26,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+MEMBERS = ("msp", "knn", "mahalanobis-plus", "rmds", "vim", "fdbd")  # of the committee
 SLOPE = 4.0  # of the committee; it is not learned, because without outliers any slope fits
 TOTAL_VARIANCES = (0.3, 1.0, 3.0, 10.0)  # v
 DIRECTION_VARIANCE = 3.0  # of b
@@ -240,6 +241,6 @@ def _sigmoid(x: Matrix) -> Matrix:
     return np.exp(-np.logaddexp(0, -x))
 
 
-def _inverse(std: Matrix) -> Matrix:
+def _inverse(std: Matrix | np.float64) -> Matrix:
     """1 / std, and 0 where nothing varies."""
     return np.where(std > 1e-12, 1 / np.maximum(std, 1e-12), 0.0)
