@@ -44,7 +44,7 @@ IMPORT = re.compile(r"^from (salcli[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 WORD = re.compile(r"\w+")
 DECLARATION = re.compile(r'^@method\("([^"]+)"', re.MULTILINE)
 FAMILIES = PACKAGE / "methods"
-TAU, MADE_OF_OTHERS = "sal", ("auto", "learned", "committee")
+TAU, MADE_OF_OTHERS = "sal", ("committee", "sal-plus")
 LIBRARIES = ("torchvision", "timm")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from salcli.data.decoding import Shape, decode
-from salcli.data.sets import Source
+from salcli.data.sets import Samples
 from salcli.engine.device import resolve_device
 from salcli.engine.linear_heads import MOST_TO_CHOOSE_ON
 from salcli.engine.linear_heads import SMALL as CROSS_VALIDATED
@@ -456,7 +456,7 @@ def _rate(seconds: float) -> str:
     return f"{1 / seconds:,.0f}" if seconds < 0.1 else f"{1 / seconds:.1f}"
 
 
-def _size(source: Source) -> SetSize:
+def _size(source: Samples) -> SetSize:
     return SetSize(len(source), 0 if source.is_test is None else int(source.is_test.sum()))
 
 

@@ -26,6 +26,7 @@ from salcli.report.figures import (
     Chart,
     compact,
     histogram_chart,
+    pi_chart,
     roc_chart,
     roc_overview,
     tau_chart,
@@ -102,8 +103,9 @@ def collect(
     methods = [_method_charts(one) for one in evaluation.methods] if evaluation else []
     training = [training_chart(name, findings.label(name), curve) for name, curve in findings.curves.items()]
     theory = theory_charts(findings.theory) if findings.theory else []
+    by_pi = pi_chart(results, params, experiment.variant) if results else None
     of_methods = [chart for _, _, charts in methods for chart in charts]
-    charts = [tau, *([overview] if overview else []), *of_methods, *training, *theory]
+    charts = [tau, *([overview] if overview else []), *of_methods, *training, *theory, *([by_pi] if by_pi else [])]
     page = {
         "title": f"ID data “{params.data.id}”, wild data {mixed}“{experiment.ood}”{variant}",
         "findings": findings,
@@ -116,6 +118,7 @@ def collect(
         "tau": tau,
         "galleries": read_galleries(workspace, params, findings, top),
         "overview": overview,
+        "by_pi": by_pi,
         "methods": methods,
         "training": training,
         "theory": theory,
@@ -161,8 +164,8 @@ def tiles(findings: Findings) -> list[Tile]:
     if (precision := findings.filter.get("precision")) is not None:
         share += f"; {share_text(precision)} of them OOD"
         of_errors += f"; {share_text(1 - precision)} of the candidates are ID (contamination)"
-    elif (estimated := findings.filter.get("estimated", {}).get("precision")) is not None:
-        share += f"; {share_text(estimated)} of them OOD (estimated)"
+    elif evidence := findings.filter.get("evidence"):
+        share += f"; at least {evidence['certified']:,} are outliers (95%)"
     return [
         ("candidate outliers", f"{n_candidates:,}", share),
         ("threshold T", f"{candidates.threshold:.3g}", f"{score_label(candidates.score_name)} above T: a candidate"),
@@ -191,8 +194,8 @@ def _test_tiles(evaluation: Evaluation, estimates: dict[str, Any]) -> list[Tile]
 def fit_warning(findings: Findings) -> str:
     """The warning of `filter`: τ found nothing."""
     train, calibration = (findings.filter.get(f"{part}_accuracy") for part in ("train", "calibration"))
-    found = findings.filter.get("estimated")
-    if findings.candidates.score_name != SAL or train is None or not found or found["beyond"] > found["margin"]:
+    found = findings.filter.get("evidence") or {}
+    if findings.candidates.score_name != SAL or train is None or found.get("kind") != "nothing found":
         return ""
     return nothing_found(train, calibration)
 
@@ -221,8 +224,7 @@ def _tables(results: Results, experiment: Experiment) -> tuple[list[SetTable], l
             name = section[0][0].text + (f", π {part.shares[0]}" if several else "")
             lines = [(one.text + " ◀" * one.is_bold, one.is_bold, cells) for _, one, *cells in section]
             estimated.append((f"{name}, estimated without labels", grid.header[2:], lines))
-    nothing_measured = results.unknown_sets == results.ood_sets
-    tables = [*estimated, *measured] if nothing_measured else [*measured, *estimated]
+    tables = [*measured, *estimated] if results.is_measured else [*estimated, *measured]
     verdicts = [f"π {pi}: {text}" if several else text for pi, text in results.verdicts.items() if text]
     return tables, verdicts, list(dict.fromkeys(notes))
 

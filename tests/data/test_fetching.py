@@ -15,7 +15,7 @@ from helpers.web import Web, serving
 from salcli.data import catalogue
 from salcli.data.catalogue import DATA_SETS, DataSet, RemoteFile
 from salcli.data.fetching import download, fetch, status
-from salcli.data.sets import Source
+from salcli.data.sets import Samples
 from salcli.errors import FetchError, UnknownNameError
 from salcli.progress import Silent
 
@@ -164,7 +164,7 @@ def two_sets(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     """One set in an archive, one of gzipped files in a folder."""
     web.files = {f"{name}.gz": gzip.compress(name.encode() * 1000) for name in "xy"}
     web.files["a.tar.gz"] = tar_gz(A__one=b"1", A__two=b"2")
-    facts = ("ood", 2, "1×1", "MIT", "https://example.org", lambda root: Source())
+    facts = ("ood", 2, "1×1", "MIT", "https://example.org", lambda root: Samples())
     first = DataSet("first", "First", *facts, (remote(web, "a.tar.gz"),), provides=("A/one", "A/two"))
     pair = (remote(web, "x.gz"), remote(web, "y.gz"))
     second = DataSet("second", "Second", *facts, pair, folder="S/raw", provides=("S/raw/x", "S/raw/y"))

@@ -126,7 +126,7 @@ def test_features_are_those_of_the_frozen_networks_own_code(folder: Path, photos
 
 def test_code_that_calls_view_is_frozen_too(folder: Path) -> None:
     viewing = embedder("nets:Viewing", folder, mean=(0.4,) * 3, std=(0.25,) * 3, image_size=8)
-    assert viewing.memory_format == torch.contiguous_format
+    assert viewing.backbone.memory_format == torch.contiguous_format
     assert viewing(random_images(3, 3, 8, 8)).shape == (3, 256)
 
 
