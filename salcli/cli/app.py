@@ -78,6 +78,8 @@ def _fail(message: str, code: int) -> NoReturn:
     except OSError:
         _discard_output()
     if not is_main_process():  # most errors happen in all processes: the main one speaks first
+        if code == INTERRUPTED:  # always in all
+            raise typer.Exit(code)
         time.sleep(SECONDS_FOR_MAIN)
         message = f"process {rank()}: {message}"
     print(escaped(message), file=sys.stderr, flush=True)

@@ -146,12 +146,12 @@ def test_a_launched_mistake_is_one_message_and_a_signal_ends_all_processes(works
     ],
 )
 def test_a_process_that_fails_alone_ends_all_with_one_message(tmp_path: Path, how: str, message: str) -> None:
-    start = time.monotonic()
     done = two_processes(str(HELPERS / "one_fails.py"), how, cwd=tmp_path)
     assert done.returncode != 0
     assert done.stderr.count(message) == 1
     assert "[rank" not in done.stderr, "torch marks the tracebacks of the processes so"
-    assert time.monotonic() - start < 30, "torchrun kills after 30 s what does not end"
+    seconds = time.time() - (tmp_path / "process-1").stat().st_mtime
+    assert seconds < 25, "torchrun kills after 30 s what does not end"
 
 
 @pytest.mark.slow
