@@ -423,7 +423,7 @@ def toy_table(done: Sequence[ToyRun]) -> Table:
                 "paper": f"{paper[scenario]:.1%}" if calibration == "train" else "",
             }
             rows.append(row)
-    return records_table(
+    table = records_table(
         f"The paper's example in the plane, {n_seeds} seed{'s' if n_seeds > 1 else ''}",
         rows,
         caption=[
@@ -431,6 +431,8 @@ def toy_table(done: Sequence[ToyRun]) -> Table:
             'paper: one run\'s "error rate of S_T containing ID data", which may be ERR_in or contamination.',
         ],
     )
+    table.columns[6].header = "range"
+    return table
 
 
 def _mean_and_std(values: Sequence[float]) -> str:
