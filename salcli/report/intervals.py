@@ -120,13 +120,13 @@ def verdict(part: Results) -> str:
     parts = [winners + advice] if winners else []
     parts += [f"{sal} beats every other method on {_listed(best)}"] if best else []
     if unsure:
-        parts.append(f"no method surely beats {sal}" + (f" on {_listed(unsure)}" if parts else n_worse))
+        parts.append(f"no method is significantly better than {sal}" + (f" on {_listed(unsure)}" if parts else n_worse))
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _against(subject: str, runs: pd.DataFrame) -> dict[str, int]:
-    """By method, best first: −1 if its FPR95 is surely lower than the subject's, 1 if it is surely higher, else 0.
+    """By method, best first: −1 if its FPR95 is significantly lower than the subject's, 1 if higher, else 0.
 
     All differences are within the interval at once with a chance of 95%: of many methods, the best would else look
     better than it is.

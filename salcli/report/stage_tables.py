@@ -279,7 +279,7 @@ def auto_table(result: Filtered) -> Table:
             "excess: share of wild samples above T, less that of calibration samples, over ID quantiles 0.8–0.975.",
             f"± std, beaten by the chosen one: over {N_RESAMPLES} resamples.",
             f"drift: of the lower half of the scores, in standard errors; above {DRIFT:g}, all wild data differ.",
-            f"Not surely better than: {close}." if close else "Surely better than all others.",
+            f"Not significantly better than: {close}." if close else "Significantly better than all others.",
             *(OF_TRUTH if of_truth else ()),
         ],
     )  # fmt: skip
