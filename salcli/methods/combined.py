@@ -15,8 +15,6 @@ from salcli.methods.base import Known, PostHoc, below, find_method, method
 from salcli.methods.mixture import MEMBERS, HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
 from salcli.sal.gradients import Representation, RepresentationSource
 
-
-
 LEAST_CALIBRATION = 20  # samples that SAL+ learns from
 
 

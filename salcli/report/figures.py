@@ -372,8 +372,7 @@ def roc_overview(findings: Findings) -> Chart:
         for one in ranked:
             assert one.roc
             if look := looks.get(one.method):
-                name = printable(one.label)[:LONGEST_NAME].replace("$", r"\$")  # which would start mathematics
-                plot.plot(*one.roc, label=name, **look)
+                plot.plot(*one.roc, label=_legend_name(one.label), **look)
             else:
                 plot.plot(*one.roc, color=LINE, linewidth=1, zorder=2)
         if n_others := len(ranked) - len(looks):
@@ -449,21 +448,26 @@ def pi_chart(results: Results, params: Params, variant: str) -> Chart | None:
     with _axes((4.4, 5.4), rows=3) as (figure, *plots):
         for plot, (metric, name) in zip(plots, reversed(ERRORS.items()), strict=True):
             for (ood, own), color in zip(runs.groupby("ood", sort=False), cycle(colors)):
-                by_pi = own.groupby("pi")[metric].agg(["mean", "std"])
-                plot.plot(by_pi["mean"], color=color, marker="o", markersize=4, label=f"{ood}")
+                by_pi, theirs = (
+                    own.groupby("pi")[metric].agg(["mean", "std"]),
+                    paper_sal_by_pi(params, str(ood), metric),
+                )
+                look: dict[str, Any] = {"color": color, "markersize": 4}
+                labels = [_legend_name(f"{ood}{of}") if plot is plots[0] else None for of in ("", ", the paper's")]
+                plot.plot(by_pi["mean"], marker="o", label=labels[0], **look)
                 low, high = ((by_pi["mean"] + sign * by_pi["std"]).clip(0, 100) for sign in (-1, 1))
                 plot.fill_between(by_pi.index, low, high, color=color, alpha=0.2, linewidth=0)
-                theirs = paper_sal_by_pi(params, str(ood), metric)
-                plot.plot(theirs, ":", color=color, marker="D", markersize=4, markerfacecolor="none", linewidth=1)
+                if len(theirs):
+                    plot.plot(theirs, ":D", markerfacecolor="none", linewidth=1, label=labels[1], **look)
             plot.set_ylabel(f"{name.split()[0]}, %")
             plot.set_ylim(bottom=min(0, plot.get_ylim()[0]))
         plots[-1].set(xlabel="π", xlim=(0, 1.03))
+        figure.align_ylabels()
     shares = [f"{pi:g}" for pi in sorted(runs["pi"].unique())]
-    summary = (
-        f"Errors of the filter and FPR95 of {results.labels[variant]} at π = {', '.join(shares)}; lines are means over "
-        "seeds, bands ± std, hollow points the paper's, where it has this ID data and network. At π = 1 there is no "
-        "wild ID data, so there is no ERR_in."
-    )
+    spread = "; mean ± std over seeds" if runs["seed"].nunique() > 1 else ""
+    summary = f"Errors of the filter and FPR95 of {results.labels[variant]} at π = {', '.join(shares)}{spread}."
+    if runs["err_in"].isna().any():
+        summary += " At π = 1 there is no wild ID data, so there is no ERR_in."
     return Chart("sal-by-pi", f"{results.labels[variant]} by the share π of OOD in the wild data", summary, figure)
 
 
@@ -514,6 +518,11 @@ def _axes(size: tuple[float, float] = SMALL, rows: int = 1, n_columns: int = 2) 
         yield figure, *figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
         if figure.axes[0].get_legend_handles_labels()[0] and not figure.axes[0].get_legend():
             figure.legend(loc="outside lower center", ncol=n_columns)
+
+
+def _legend_name(name: str) -> str:
+    """A $ would start mathematics."""
+    return printable(name)[:LONGEST_NAME].replace("$", r"\$")
 
 
 def _roc_axes(plot: Axes) -> None:

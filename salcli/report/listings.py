@@ -21,7 +21,7 @@ from salcli.data.catalogue import DataSet, data_set
 from salcli.errors import printable
 from salcli.params.presets import Preset, resolved, text
 from salcli.project.cost import estimated_gigabytes, estimated_images
-from salcli.report.console import Cell, Grid, first_few, plain_table, shortened
+from salcli.report.console import Cell, Grid, first_few, plain_table, records_table, shortened
 
 if TYPE_CHECKING:  # load torch
     from salcli.detector.detector import Scanned
@@ -107,24 +107,25 @@ PRESET_NOTES = (
 
 def preset_table(presets: Iterable[Preset], additions: Iterable[Preset]) -> Table:
     """What each shows, where the paper has it, the data it needs, and what it costs."""
-    columns = ("name", "what it shows", "paper", "data: ID ← OOD", "GPU", "work")
+    rows = []
+    for preset in presets:
+        params = resolved(preset)
+        gigabytes, n_images = estimated_gigabytes(params), estimated_images(params)
+        row = {
+            "name": preset.name,
+            "what it shows": preset.title,
+            "paper": preset.paper.partition(",")[0].partition(" (")[0] or "–",
+            "data: ID ← OOD": _preset_data(params["data"]),
+            "GPU": "–" if gigabytes < 1 else f"{gigabytes:.0f} GB",
+            "work": f"{n_images / 1e6:.0f} M" if n_images >= 1e6 else f"{n_images / 1e6:.1g} M",
+        }
+        rows.append(row)
     caption = (*PRESET_NOTES, *(f"  {one.name}: {one.title}" for one in additions))
-    table = plain_table("Presets", *columns, n_left=4, caption=caption)
+    table = records_table("Presets", rows, n_left=4, caption=caption)
     table.pad_edge = False
     for column in table.columns:
         column.no_wrap = column.header not in ("what it shows", "data: ID ← OOD")
     table.columns[0].style, table.columns[3].max_width = "bold", 23
-    for preset in presets:
-        params = resolved(preset)
-        gigabytes, n_images = estimated_gigabytes(params), estimated_images(params)
-        table.add_row(
-            preset.name,
-            preset.title,
-            preset.paper.partition(",")[0].partition(" (")[0] or "–",
-            _preset_data(params["data"]),
-            "–" if gigabytes < 1 else f"{gigabytes:.0f} GB",
-            f"{n_images / 1e6:.0f} M" if n_images >= 1e6 else f"{n_images / 1e6:.1g} M",
-        )
     return table
 
 
@@ -149,29 +150,29 @@ def _listed(names: list[str]) -> str:
 
 MARKS = {"here": "[green]✓[/]", "custom": "[green]custom[/]", "partial": "[yellow]partial[/]", "missing": "[dim]–[/]"}
 ROLES = {"id": "ID", "ood": "OOD", "both": "both"}
-DATA_COLUMNS = ("name", "role", "size", "licence", "where from", "samples", "download", "here")
 NEEDS_WIDTH = {"where from": 100, "licence": 79}
 
 
 def data_table(found: Mapping[DataSet, str], width: int) -> Table:
     """One row for each set, with its status. A narrow terminal gets no column of origins, then none of licences."""
-    columns = [name for name in DATA_COLUMNS if width >= NEEDS_WIDTH.get(name, 0)]
-    table = plain_table("Data sets", *columns)
+    rows = [
+        {
+            "name": record.name,
+            "role": ROLES[record.role],
+            "size": record.size,
+            "licence": record.licence,
+            "where from": where_from(record),
+            "samples": f"{record.n_images:,}",
+            "download": _download(record),
+            "here": MARKS[state],
+        }
+        for record, state in found.items()
+    ]
+    shown = [{name: cell for name, cell in row.items() if width >= NEEDS_WIDTH.get(name, 0)} for row in rows]
+    table = records_table("Data sets", shown)
     table.show_edge = False
     for column in table.columns:
         column.no_wrap, column.justify = True, "right" if column.header in ("samples", "download") else "left"
-    for record, state in found.items():
-        cells = {
-            "name": record.name,
-            "role": ROLES[record.role],
-            "samples": f"{record.n_images:,}",
-            "size": record.size,
-            "download": _download(record),
-            "licence": record.licence,
-            "where from": where_from(record),
-            "here": MARKS[state],
-        }
-        table.add_row(*(cells[column] for column in columns))
     return table
 
 
@@ -208,15 +209,21 @@ def _download(record: DataSet) -> str:
 
 def review_table(rows: Sequence[ReviewRow]) -> Table:
     """How many samples each list holds, one row for each experiment."""
-    columns = ("wild OOD", "filter", "seed", "candidates", "just below T", "highest score", "lowest")
-    table = plain_table("For review", *columns, n_left=2)
+    records = []
     for (ood, mark, seed), group in groupby(rows, key=lambda row: (row.ood, row.filter, row.seed)):
         own = list(group)
         n_candidates, scores = sum(row.decision in ("keep", "drop") for row in own), [row.score for row in own]
-        counts = f"{n_candidates:,}", f"{len(own) - n_candidates:,}"
-        name = mark.removeprefix("filter-").rpartition("-")[0]  # variant and π, without the fingerprint
-        table.add_row(ood, name, str(seed), *counts, f"{max(scores):.4g}", f"{min(scores):.4g}")
-    return table
+        record = {
+            "wild OOD": ood,
+            "filter": mark.removeprefix("filter-").rpartition("-")[0],  # variant and π, without the fingerprint
+            "seed": str(seed),
+            "candidates": f"{n_candidates:,}",
+            "just below T": f"{len(own) - n_candidates:,}",
+            "highest score": f"{max(scores):.4g}",
+            "lowest": f"{min(scores):.4g}",
+        }
+        records.append(record)
+    return records_table("For review", records, n_left=2)
 
 
 # --- predictions
@@ -252,16 +259,12 @@ class LowestScores:
             table.add_row(
                 Text(shortened(printable(path), max(SHORTEST_PATH, width - OTHER_COLUMNS))),
                 Text(shortened(printable(name), CLASS_WIDTH)),
-                _number(probability, ".3f"),
-                _number(score, ".3f"),
+                "none" if probability is None else f"{probability:.3f}",
+                "none" if score is None else f"{score:.3f}",
                 Text("OOD", style="bold red") if is_ood else Text("–", style="dim"),
-                _number(p_value, ".4f"),
+                "none" if p_value is None else f"{p_value:.4f}",
             )
         return table
-
-
-def _number(value: float | None, style: str) -> str:
-    return "none" if value is None else format(value, style)
 
 
 # --- methods

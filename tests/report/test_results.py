@@ -185,10 +185,10 @@ def test_intervals_hold_the_truth_in_95_of_100_cases(tmp_path: Path) -> None:
     assert ends == [0, 3, 97, 100], "nothing was missed, but 3 of 100 might be"
 
 
-def test_a_sentence_says_which_method_surely_beats_sal(tmp_path: Path) -> None:
+def test_a_sentence_says_which_method_is_significantly_better_than_sal(tmp_path: Path) -> None:
     equal = {"sal": 2.0} | {f"m{i}": 2.0 for i in range(40)}
     assert with_scores(Results.from_folder(write_scores(tmp_path / "a", equal)), Silent()).verdicts == {
-        "0.1": "No method surely beats SAL."
+        "0.1": "No method is significantly better than SAL."
     }
     folder = write_scores(tmp_path, {"sal": 2.0, "knn": 3.0, "msp": 2.0})
     write_scores(tmp_path, {"sal": 4.0, "knn": 2.0, "msp": 1.0}, "near")
@@ -196,7 +196,7 @@ def test_a_sentence_says_which_method_surely_beats_sal(tmp_path: Path) -> None:
     (grid,) = results_grids(with_scores(results, Silent()))
     assert grid.notes[0] == (
         "KNN beats SAL on far: try filter.score: auto; SAL beats every other method on near; "
-        "no method surely beats SAL on average."
+        "no method is significantly better than SAL on average."
     )
     write_json(folder / "0/far/pi-0.1/sal/filter.json", {"auto": {}, **dict.fromkeys(COUNTS, 5)})
     assert "KNN beats SAL on far;" in with_scores(results, Silent()).verdicts["0.1"], "auto was tried"
