@@ -55,9 +55,9 @@ def predict(
     from salcli.detector.predict import choose_format
     from salcli.detector.predict import predict as run
     from salcli.report.console import console
-    from salcli.report.listings import LowestScores
+    from salcli.report.listings import HighestScores
 
-    chosen_format, table = choose_format(output_format, out), LowestScores()
+    chosen_format, table = choose_format(output_format, out), HighestScores()
     tally = run(paths, out=out, output_format=chosen_format, table=table.write, null=null, fdr=fdr, **_scoring(given))
     if chosen_format == "table":
         console.print(table.table(console.width))

@@ -406,7 +406,7 @@ def histogram_chart(one: MethodScores) -> Chart:
         bins = linear_bins(min(low for low, _ in ends), max(high for _, high in ends))
         densities(plot, [(one.id, "ID test", ORANGE), (one.ood, "OOD test", PURPLE)], bins)
         mark_threshold(plot, float(np.clip(threshold, bins[0], bins[-1])), "")
-        plot.set(xlabel="score (higher: more ID-like)", ylabel="share", xlim=(bins[0], bins[-1]))
+        plot.set(xlabel="outlier score (higher: more OOD)", ylabel="share", xlim=(bins[0], bins[-1]))
         for axis in ("x", "y"):
             plot.locator_params(axis=axis, nbins=4)
     summary = (

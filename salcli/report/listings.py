@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import nsmallest
+from heapq import nlargest
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,11 +234,11 @@ OTHER_COLUMNS = 60  # the width of all columns but the path
 SHORTEST_PATH = 16
 
 
-class LowestScores:
-    """The least ID-like images or vectors, for people. Keeps no more than it will show."""
+class HighestScores:
+    """The images or vectors with the highest outlier scores, for people. Keeps no more than it will show."""
 
     def __init__(self) -> None:
-        self._lowest, self._n, self._names = list[tuple[Any, ...]](), 0, "path"
+        self._highest, self._n, self._names = list[tuple[Any, ...]](), 0, "path"
 
     def write(self, part: Scanned) -> None:
         from salcli.detector.predict import rows
@@ -246,16 +246,16 @@ class LowestScores:
         self._names = part.predictions.name_column
         good = [row for row in rows(part) if row[-1] is None]
         self._n += len(good)
-        self._lowest = nsmallest(
-            SHOWN_IMAGES, [*self._lowest, *good], key=lambda row: -math.inf if row[3] is None else row[3]
+        self._highest = nlargest(
+            SHOWN_IMAGES, [*self._highest, *good], key=lambda row: math.inf if row[3] is None else row[3]
         )
 
     def table(self, width: int) -> Table:
         """No wider than `width`: of a long path the end is shown."""
         what = "images" if self._names == "path" else "vectors"
-        more = f"The {len(self._lowest)} least ID-like of {self._n:,} {what}" if self._n > len(self._lowest) else ""
+        more = f"The {len(self._highest)} highest outlier scores of {self._n:,} {what}" if self._n > len(self._highest) else ""
         table = plain_table(more, self._names, "class", "probability", "score", "OOD", "p-value")
-        for path, name, probability, score, is_ood, p_value, _ in self._lowest:
+        for path, name, probability, score, is_ood, p_value, _ in self._highest:
             table.add_row(
                 Text(shortened(printable(path), max(SHORTEST_PATH, width - OTHER_COLUMNS))),
                 Text(shortened(printable(name), CLASS_WIDTH)),

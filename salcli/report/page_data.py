@@ -51,7 +51,7 @@ Gallery = dict[str, Any]
 
 @dataclass(frozen=True)
 class MethodScores:
-    """One method's scores of the test data, higher = more ID-like. `ood` is empty where there is no OOD test data."""
+    """One method's outlier scores of the test data. `ood` is empty where there is no OOD test data."""
 
     method: str
     label: str
@@ -61,7 +61,7 @@ class MethodScores:
 
     @property
     def threshold(self) -> float:
-        """The highest score that keeps at least 95% of the ID test data."""
+        """The lowest score with at least 95% of the ID test data at or below it."""
         return threshold_that_keeps(self.id, ID_QUANTILE)
 
     @property
@@ -204,9 +204,9 @@ def read_galleries(workspace: Workspace, params: Params, findings: Findings, top
                 "score them again: salcli evaluate"
             )
         is_id = name == "false_alarms"
-        index = np.argsort(scores if is_id else -scores, kind="stable")[:n_mistakes]
+        index = np.argsort(-scores if is_id else scores, kind="stable")[:n_mistakes]
         n_all, shown = (
-            int(((scores < main.threshold) == is_id).sum()),
+            int(((scores > main.threshold) == is_id).sum()),
             _shown(workspace, params, rows, (stored,), index),
         )
         galleries[name] = _gallery(findings, index, shown, labels, scores, word, "score", n_all)
