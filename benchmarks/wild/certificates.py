@@ -34,8 +34,8 @@ def most_id(n: int, m: int, level: float) -> tuple[NDArray[np.int64], NDArray[np
     rng = np.random.default_rng(0)
     gaps = rng.dirichlet(np.ones(n + 1), N_DRAWS)
     above = np.stack([rng.multinomial(m, gap) for gap in gaps]).cumsum(1)[:, r - 1]  # draws, ranks
-    k = np.arange(m + 2)
-    tail = np.stack([betabinom.sf(k - 1, m, own, n + 1 - own) for own in r])  # ranks, k: P(at least k)
+    mass = np.stack([betabinom.pmf(np.arange(m + 1), m, own, n + 1 - own) for own in r])
+    tail = mass[:, ::-1].cumsum(1)[:, ::-1]  # ranks, k: P(at least k)
     least = tail[np.arange(len(r)), above].min(1)
     gamma = np.quantile(least, 1 - level, method="lower")
     return r, np.array([np.flatnonzero(own >= gamma)[-1] for own in tail])
