@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, EIO, ELOOP, EMFILE, ENAMETOOLONG, ENOSPC, EROFS
+from threading import Thread
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -18,16 +19,17 @@ from typer.core import TyperGroup
 
 from salcli import __version__
 from salcli.cli import prediction, projects, results, stages
+from salcli.cli.session import OF_COMMAND
 from salcli.errors import SalError, escaped
 from salcli.progress import is_main_process, rank, world_size
 
-BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
+BAD_INPUT, INTERRUPTED, CLOSED_PIPE, TERMINATED = 2, 130, 141, 143
+ENDED = "{}; nothing half-written is left behind, run the same command again"
+SECONDS_TO_END = 3.0  # after a signal, for what is being written
 SECONDS_FOR_MAIN = 5.0  # in which the main process ends, and torchrun ends the others
 # what is wrong with a disk or a path, not with salcli
 OF_THE_SYSTEM = {EDQUOT, EFBIG, EIO, ELOOP, EMFILE, ENAMETOOLONG, ENOSPC, EROFS}
 NO_MEMORY = re.compile("can't allocate memory|out of memory", re.IGNORECASE)
-# how torch.distributed says that another process is gone
-LOST_PEER = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe", re.IGNORECASE)
 
 
 class _Terminated(BaseException):
@@ -44,6 +46,11 @@ def friendly_errors() -> Iterator[None]:
         _fail(f"error: {error}", BAD_INPUT)
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         _fail(f"error: {error.filename}: {error.strerror}; it should be a file that you may read", BAD_INPUT)
+    except (BrokenPipeError, SystemExit) as error:  # salcli … | head; rich makes an exit of it
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _discard_output()
+        raise typer.Exit(CLOSED_PIPE) from None
     except OSError as error:
         if error.errno == ENOSPC and not error.filename:
             message = f"standard output cannot be written: {error.strerror}; make room, or send it elsewhere"
@@ -56,28 +63,30 @@ def friendly_errors() -> Iterator[None]:
         if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
             reason = str(error).partition("\n")[0] or "more than there is"
             message = f"there is not enough memory ({reason}); use smaller images, batches or a smaller network"
-        elif world_size() > 1 and LOST_PEER.search(str(error)):
-            message = "another process has ended; its own message says why"
         else:
             raise
         _fail(f"error: {message}", BAD_INPUT)
     except KeyboardInterrupt:
-        _fail("interrupted; nothing half-written is left behind, run the same command again", INTERRUPTED)
+        _fail(ENDED.format("interrupted"), INTERRUPTED)
     except _Terminated:
-        _fail("terminated; nothing half-written is left behind, run the same command again", TERMINATED)
+        _fail(ENDED.format("terminated"), TERMINATED)
 
 
 def _fail(message: str, code: int) -> NoReturn:
     try:
         sys.stdout.flush()
-    except OSError:  # reported here once, so Python must not try again when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if not is_main_process():  # most errors happen in all processes: the main one speaks first, and ends the others
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in silence
+    except OSError:
+        _discard_output()
+    if not is_main_process():  # most errors happen in all processes: the main one speaks first
         time.sleep(SECONDS_FOR_MAIN)
         message = f"process {rank()}: {message}"
     print(escaped(message), file=sys.stderr, flush=True)
     raise typer.Exit(code)
+
+
+def _discard_output() -> None:
+    """Keep Python from trying again, when it ends, to write what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Group(TyperGroup):
@@ -86,7 +95,7 @@ class _Group(TyperGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with friendly_errors():
+        with friendly_errors(), OF_COMMAND:
             return super().invoke(ctx)
 
 
@@ -123,7 +132,6 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "init": projects.init,
         "presets": projects.list_presets,
         "methods": projects.list_methods,
-        "dag": projects.dag,
         "toy": results.toy,
     },
     "The pipeline, stage by stage": {
@@ -144,7 +152,6 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "inspect": results.inspect,
         "verify": results.verify,
         "theory": results.theory,
-        "sweep-pi": results.sweep_pi,
     },
 }
 for panel, commands in PANELS.items():
@@ -158,7 +165,7 @@ app.add_typer(projects.data, name="data", rich_help_panel=EXPERIMENTS)
 def main() -> None:
     """The console script."""
     _open_streams()
-    _end_well_when_terminated()
+    end_well_when_terminated()
     atexit.register(_skip_last_collection)
     app(prog_name="salcli")
 
@@ -175,20 +182,33 @@ def _open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _end_well_when_terminated() -> None:
-    """SIGTERM ends the main process as Ctrl-C does; the processes that load data end at once."""
-    main_process = os.getpid()
+def end_well_when_terminated() -> None:
+    """SIGTERM ends the main process as Ctrl-C does; other processes of torchrun, and those that load data, at once."""
 
     def end(number: int, frame: object) -> None:
-        if os.getpid() == main_process:
-            raise _Terminated
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        raise _Terminated
 
+    if not is_main_process():
+        return
     signal.signal(signal.SIGTERM, end)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    if world_size() > 1:  # gloo waits for other processes in C++, where Python's handlers do not run
+        signals, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup)
+        Thread(target=_end_soon, args=(signals,), daemon=True).start()
+
+
+def _end_soon(signals: int) -> None:
+    """Wait for a signal, then end this process if its main thread has not done so."""
+    while os.read(signals, 1)[0] not in (signal.SIGINT, signal.SIGTERM):
+        pass
+    time.sleep(SECONDS_TO_END)
+    print(ENDED.format("terminated"), file=sys.stderr, flush=True)
+    os._exit(TERMINATED)
 
 
 def _skip_last_collection() -> None:
-    """Python would look for garbage among all that torch has built; the process ends anyway (see cli/__init__.py)."""
+    """Python would look for garbage among all that torch has built, for half a second, although the process ends."""
     if "triton" not in sys.modules:  # whose bindings would report leaks
         gc.freeze()

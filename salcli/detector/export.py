@@ -50,7 +50,7 @@ class DetectorGraph(nn.Module):
         self.embedder = copy.deepcopy(detector.embedder)
         if self.embedder is not None:
             self.embedder.cpu().to(memory_format=torch.contiguous_format)
-            self.embedder.memory_format = self.embedder.backbone.memory_format = torch.contiguous_format
+            self.embedder.backbone.memory_format = torch.contiguous_format
         self.register_buffer("calibration", torch.from_numpy(detector.calibration.copy()))
         self.register_buffer("threshold", torch.tensor(detector.threshold, dtype=torch.float32))
         self.eval()

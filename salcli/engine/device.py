@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from salcli.errors import DeviceError
+from salcli.errors import SalError
 from salcli.models.backbones import Backbone
 from salcli.progress import rank, world_size
 from salcli.sal.gradients import FactorSource, Workers
@@ -48,9 +48,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         n = torch.cuda.device_count()
         available = f"{n} CUDA devices are" if torch.cuda.is_available() else "no CUDA device is"
-        raise DeviceError(f"device {name}: {available} available here; use device: auto or cpu")
+        raise SalError(f"device {name}: {available} available here; use device: auto or cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise DeviceError("device mps: not available here; use device: auto or cpu")
+        raise SalError("device mps: not available here; use device: auto or cpu")
     return device
 
 
@@ -102,6 +102,11 @@ class Processes(Workers):
         dist.broadcast_object_list(items, src=0)
         return items[0]
 
+    def equalize(self, network: nn.Module) -> None:
+        """Give every process the main one's batch-norm statistics, which each has of its own part of the batches."""
+        for statistics in network.buffers() if self.size > 1 else ():
+            dist.broadcast(statistics, src=0)
+
     def wait(self) -> None:
         """Block until all processes are here."""
         if self.size > 1:
@@ -119,10 +124,11 @@ def processes() -> Processes:
 def joined(timeout: int = TIMEOUT) -> Iterator[Processes]:
     """Inside, the processes that torchrun started work together; without torchrun there is only this one.
 
-    A process that the others have waited for `timeout` seconds ends all of them.
+    To be entered once: a second group would find the addresses of the first one, and be refused there. A process that
+    the others have waited for `timeout` seconds ends all of them.
     """
-    if world_size() == 1 or dist.is_initialized():
-        yield processes()
+    if world_size() == 1:
+        yield Processes()
         return
     # objects and CPU tensors always go through gloo
     backend, limit = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timedelta(seconds=timeout)
@@ -134,12 +140,22 @@ def joined(timeout: int = TIMEOUT) -> Iterator[Processes]:
         dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=limit)
         yield processes()
     except RuntimeError as error:
-        if not re.search("timed out|timeout", str(error), re.IGNORECASE):
+        reason = str(error)
+        if not dist.is_initialized() and (refused := re.search(r"connection refused.*", reason, re.IGNORECASE)):
+            message = (
+                f"cannot reach another process ({refused[0]}): it has ended, and its own message says why, or a "
+                "firewall is between them"
+            )
+        elif re.search("timed out|timeout", reason, re.IGNORECASE):
+            message = (
+                f"{_who_is_stuck(store)} of {world_size()} has not answered for {timeout} s: it is stuck, stopped or "
+                "much slower; look at its machine, or raise timeout in params.yaml, and run the same command again"
+            )
+        elif re.search(r"gloo|nccl|connection (reset|closed|refused)|broken pipe", reason, re.IGNORECASE):
+            message = "another process has ended; its own message says why"
+        else:
             raise
-        raise DeviceError(
-            f"{_who_is_stuck(store)} of {world_size()} has not answered for {timeout} s: it is stuck, stopped or much "
-            "slower; look at its machine, or raise timeout in params.yaml, and run the same command again"
-        ) from error
+        raise SalError(message) from error
     dist.destroy_process_group()  # not after an error: the others would fail before this one has reported it
 
 
@@ -200,8 +216,10 @@ class Compute:
         """The module to call in training: the network itself, or its wrapper that all processes train together."""
         if self.processes.size == 1:
             return network
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(synchronised(network, self.device), device_ids=ids)
+        if self.device.type == "cpu":  # torch has no batch norm over several processes there
+            return nn.parallel.DistributedDataParallel(network)
+        synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+        return nn.parallel.DistributedDataParallel(synchronised, device_ids=[self.device.index])
 
 
 @contextmanager
@@ -209,7 +227,7 @@ def computing(device: str, numerics: Numerics) -> Iterator[Compute]:
     """Set up the named device and torch's global settings; the settings are restored afterwards."""
     resolved = resolve_device(device)
     if resolved.type == "mps" and numerics.precision == "bfloat16":
-        raise DeviceError("numerics.precision bfloat16 does not work on mps; use float32 or float16")
+        raise SalError("numerics.precision bfloat16 does not work on mps; use float32 or float16")
     with ExitStack() as afterwards:
         if resolved.type == "cuda":  # TF32, and cuDNN's search for the fastest convolution
             torch.cuda.set_device(resolved)
@@ -222,57 +240,3 @@ def computing(device: str, numerics: Numerics) -> Iterator[Compute]:
             afterwards.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
             torch.use_deterministic_algorithms(True)
         yield Compute(resolved, numerics, processes())
-
-
-def synchronised(network: nn.Module, device: torch.device) -> nn.Module:
-    """The network with batch-norm statistics over all processes. Weights and their names stay the same."""
-    if device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
-        return converted
-    for module in network.modules():
-        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-            module.__class__ = _CpuSyncBatchNorm
-    return network
-
-
-class _CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """nn.SyncBatchNorm for the CPU: torch's raises a ValueError for CPU tensors (checked with 2.15)."""
-
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
-        """Any (n, C, ...) will do."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not self.training:
-            return super().forward(input)
-        dims = [dim for dim in range(input.ndim) if dim != 1]
-        per_channel = (-1, *[1] * (input.ndim - 2))  # C, 1, ...
-        n = processes().add_up(torch.tensor([input.numel() / input.shape[1]], device=input.device))
-        mean = _SumOverProcesses.apply(input.sum(dims)) / n
-        centred = input - mean.view(per_channel)
-        variance = _SumOverProcesses.apply(centred.square().sum(dims)) / n
-        if self.track_running_stats:
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
-            with torch.no_grad():
-                self.num_batches_tracked += 1
-                momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-                self.running_mean.lerp_(mean, momentum)
-                self.running_var.lerp_(variance * n / (n - 1), momentum)
-        scale = (variance + self.eps).rsqrt()
-        if self.affine:
-            scale = self.weight * scale
-        normalised: Tensor = centred * scale.view(per_channel)
-        return normalised + self.bias.view(per_channel) if self.affine else normalised
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    """All-reduce whose gradient is all-reduced as well."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return processes().add_up(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return processes().add_up(gradient)

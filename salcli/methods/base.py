@@ -30,12 +30,13 @@ from salcli.engine.inference import BATCH_SIZE, outputs_of
 from salcli.engine.linear_heads import FullFit
 from salcli.engine.training import SCHEDULES, Epoch, Objective, Run, classification, reproducible
 from salcli.errors import ParamsError, SalError, unknown_name
+from salcli.models.backbones import LINEAR
 from salcli.models.custom import import_object
 from salcli.models.network import AsGiven, Classifier, NetworkSpec
-from salcli.progress import Progress, Silent
+from salcli.progress import Progress, Silent, Task
 from salcli.sal.gradients import Representation, RepresentationSource, of_each_sample
 from salcli.sal.seeding import derived_seed
-from salcli.sal.separation import CPU
+from salcli.sal.tau import CPU
 
 # -- hyper-parameters
 
@@ -182,7 +183,7 @@ class Head:
         return features.double() @ self.weight.T + self.bias
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Known:
     """What a post-hoc method may know before it scores: the head, labeled ID data, unlabeled wild data.
 
@@ -197,8 +198,15 @@ class Known:
     note: Callable[[str], None] = lambda text: None
     as_given: AsGiven = field(default_factory=AsGiven)  # undoes the standardization of vectors
     calibration: RepresentationSource | None = None  # held-out ID data
-    test: RepresentationSource | None = None  # what will be scored, where that is known before
+    is_frozen: bool = False  # the features have not been trained on the ID training data
+    task: Task = field(default_factory=Silent)
     cache: dict[Any, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, network: Classifier, id_train: RepresentationSource, **others: Any) -> Known:
+        """With what the network says."""
+        is_frozen = network.spec.backbone == LINEAR
+        return cls(Head.of(network.head), id_train, as_given=network.as_given, is_frozen=is_frozen, **others)
 
     @cached_property
     def features(self) -> Float[Tensor, "m d"]:
@@ -214,12 +222,13 @@ class Known:
         found: P = self.cache[key]
         return found
 
-    def scores(self, method: PostHoc, source: RepresentationSource) -> Float[Tensor, " n"]:
-        """Of all samples of a source."""
+    def scores(self, method: PostHoc, *sources: RepresentationSource) -> list[Float[Tensor, " n"]]:
+        """Of all samples of the sources."""
         own = self.fitted(method)
-        if (id(own), id(source)) not in self.cache:
-            self.cache[id(own), id(source)] = source, own.scores(source)  # the source stays, and so its id
-        found: Tensor = self.cache[id(own), id(source)][1]
+        key = own, *sources
+        if key not in self.cache:
+            self.cache[key] = own.scores_of(*sources)
+        found: list[Tensor] = self.cache[key]
         return found
 
 
@@ -237,19 +246,29 @@ class PostHoc(Method):
 
     @abstractmethod
     def score(self, x: Representation) -> Float[Tensor, " n"]:
-        """Higher = more ID-like."""
+        """An outlier score: higher = more OOD."""
 
     def score_training_samples(self, x: Representation) -> Float[Tensor, " n"]:
         """Of samples that the method was fitted on."""
         return self.score(x)
 
-    def held_out_scores(self) -> Float[Tensor, " n"] | None:
-        """Of the calibration data, by models that have not seen them; None where `fit` does not learn from them."""
+    is_exact: ClassVar[bool] = True  # calibration and wild samples are treated in the same way, so p-values are exact
+
+    def exact_scores(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]] | None:
+        """Exact scores of calibration and wild data that stand beside those of a score that is not; None: none do."""
+        return None
+
+    def held_out_scores(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]] | None:
+        """Of calibration and wild data, by models that have not seen them; None where it learns from neither."""
         return None
 
     def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
         """Of all samples of a source, chunk by chunk."""
         return of_each_sample(source, self.score_training_samples if fitted_on else self.score)
+
+    def scores_of(self, *sources: RepresentationSource) -> list[Float[Tensor, " n"]]:
+        """Of several sources, which some scores compute together."""
+        return [self.scores(source) for source in sources]
 
 
 class InputScore(Method):
@@ -261,7 +280,7 @@ class InputScore(Method):
 
     @abstractmethod
     def score(self, outputs: Tensor) -> Float[Tensor, " n"]:
-        """Of the outputs of all samples; higher = more ID-like."""
+        """An outlier score of the outputs of all samples: higher = more OOD."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +389,7 @@ class Trained(Method):
 
     @abstractmethod
     def score(self, network: Any, outputs: list[Tensor]) -> Float[Tensor, " n"]:
-        """Of what `outputs` gave for all test samples; higher = more ID-like."""
+        """An outlier score of what `outputs` gave for all samples: higher = more OOD."""
 
     def class_logits(self, outputs: list[Tensor]) -> Float[Tensor, "n k"]:
         """Which of the outputs the accuracy is computed from."""

@@ -317,7 +317,7 @@ class KnnPlus(_Contrastive):
         self.nearest = Neighbours.of(features, self.k)
 
     def score(self, network: Classifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
-        return self.nearest.score(outputs[0])
+        return self.nearest.distance(outputs[0])
 
     def compact(self, seed: int) -> None:
         self.nearest = self.nearest.thinned(seed)

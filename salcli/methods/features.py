@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Literal
 
 import numpy as np
@@ -23,11 +22,8 @@ from salcli.models.network import AsGiven
 from salcli.sal.gradients import Representation
 from salcli.sal.seeding import generator
 
-# Products of this many samples with this many known ones are in memory at a time: 26 MB in float32.
-QUERIES_AT_ONCE, KNOWN_AT_ONCE = 1024, 6_400
+PRODUCTS_AT_ONCE = 2**23  # of queries and known neighbours: 34 MB in float32
 ROWS_AT_ONCE = 4096
-PAIRS_AT_ONCE = 2048  # of float64 features: 21 MB of 1,280
-SPARE = 14  # neighbours beyond the k-th that float32 keeps
 MOST_KNOWN = 50_000  # neighbours in a detector's file: 102 MB of 512 features
 # Variances this far below the largest are rounding errors of features that are stored in float32.
 ROUNDING = 1e-12
@@ -37,7 +33,7 @@ LEAST_LEFT_OVER = 1e-6
 
 @method("knn", label="KNN", paper="Sun et al., 2022")
 class Knn(PostHoc):
-    """Minus the distance to the k-th nearest ID training feature, all features L2-normalised.
+    """Distance to the k-th nearest ID training feature, all features L2-normalised.
 
     Vectors are compared as they were given: standardized, they separate worse (docs/embeddings.md).
     """
@@ -53,18 +49,16 @@ class Knn(PostHoc):
     def fit(self, known: Known) -> None:
         check_count("methods.knn.k", self.params.k, len(known.features), "ID training samples")
         self.as_given = known.as_given
-        unit = torch.empty_like(known.features)
-        for chunk, own in _chunks(known.features, unit):
-            own.copy_(_on_the_sphere(self.as_given(chunk)))
-        self.nearest = Neighbours(unit, self.params.k)
+        unit = [_on_the_sphere(self.as_given(chunk)) for (chunk,) in _chunks(known.features)]
+        self.nearest = Neighbours(torch.cat(unit), self.params.k)
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
-        return self.nearest.score(self.as_given(x.feature))
+        return self.nearest.distance(self.as_given(x.feature))
 
     def score_training_samples(self, x: Representation) -> Float[Tensor, " n"]:
         """The nearest neighbour of a training sample is itself, so the k-th other one comes one later."""
         check_count("methods.knn.k", self.params.k, len(self.nearest.known) - 1, "other ID training samples")
-        return replace(self.nearest, k=self.params.k + 1).score(self.as_given(x.feature))
+        return replace(self.nearest, k=self.params.k + 1).distance(self.as_given(x.feature))
 
     def compact(self, seed: int) -> None:
         self.nearest = self.nearest.thinned(seed)
@@ -81,25 +75,15 @@ class Neighbours:
     def of(cls, features: Float[Tensor, "m d"], k: int) -> Neighbours:
         return cls(_on_the_sphere(features), k)
 
-    def score(
-        self,
-        features: Float[Tensor, "n d"],
-        queries_at_once: int = QUERIES_AT_ONCE,
-        known_at_once: int = KNOWN_AT_ONCE,
-    ) -> Float[Tensor, " n"]:
-        """Minus the distance to the k-th nearest. Exact, and in bounded memory: block by block, but for a graph."""
-        queries = _on_the_sphere(features)
-        if torch.compiler.is_compiling():
-            return -self._in_a_graph(queries.double())
-        blocks = queries.split(queries_at_once)  # type: ignore[no-untyped-call]
-        return -torch.cat([self._from_float32(block, known_at_once) for block in blocks])
-
-    def _in_a_graph(self, queries: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        """All known ones at once: a graph takes batches of any size, but has no loop over them."""
-        known = self.known.double()
-        index = (queries @ known.T - known.square().sum(dim=1) / 2).topk(self.k, dim=1).indices[:, -1]
-        distance: Tensor = (queries - known[index]).norm(dim=1)
-        return distance
+    def distance(self, features: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """To the k-th nearest. It is found in float32, block by block, but for a graph, which has no loops."""
+        queries, known = _on_the_sphere(features), self.known.float()
+        size = len(queries) if torch.compiler.is_compiling() else max(1, PRODUCTS_AT_ONCE // len(known))
+        found = []
+        for block in queries.split(size):  # type: ignore[no-untyped-call]
+            kth = (block.float() @ known.T).topk(self.k, dim=1).indices[:, -1]
+            found.append((block.double() - self.known[kth].double()).norm(dim=1))
+        return torch.cat(found)
 
     def thinned(self, seed: int) -> Neighbours:
         """At most MOST_KNOWN of them, drawn at random, and k reduced alike: all would make a detector's file huge."""
@@ -108,93 +92,6 @@ class Neighbours:
         kept = generator(seed, "known neighbours").choice(len(self.known), MOST_KNOWN, replace=False)
         k = max(1, round(self.k * MOST_KNOWN / len(self.known)))
         return Neighbours(self.known[torch.from_numpy(np.sort(kept))], k)
-
-    def _distance_to_the_kth(self, queries: Float[Tensor, "n d"], known_at_once: int) -> Float[Tensor, " n"]:
-        """In float64 throughout."""
-        index = self._nearest(queries.double(), self.k, known_at_once)[1][:, -1]
-        distance: Tensor = (queries.double() - self.known[index].double()).norm(dim=1)
-        return distance
-
-    def _from_float32(self, queries: Float[Tensor, "n d"], known_at_once: int) -> Float[Tensor, " n"]:
-        """The same in less time. float32 leaves a few neighbours that may be the k-th; float64 decides between them.
-
-        Where more than SPARE could be (equal neighbours, for example), all neighbours are compared in float64.
-        """
-        closeness, index = self._nearest(queries.float(), self.k + SPARE, known_at_once)
-        # A product of two unit vectors of d numbers is wrong by at most d roundings, and by more than 8 √d of them with
-        # a probability below 1e-10 (Higham and Mary, 2019). Some more for all else.
-        width = queries.shape[1]
-        error = (min(width, 8 * width**0.5) + 8) * torch.finfo(torch.float32).eps / 2
-        kth = closeness[:, self.k - 1, None]
-        may_be_kth = (closeness - kth).abs() <= 2 * error
-        distance = torch.where(closeness > kth, -torch.inf, torch.inf).double()
-        # by the difference, because lengths and products would cancel where a neighbour is very close
-        distance[may_be_kth] = torch.cat(
-            [
-                (queries[i].double() - self.known[j].double()).norm(dim=1)
-                for i, j in zip(
-                    may_be_kth.nonzero()[:, 0].split(PAIRS_AT_ONCE),
-                    index[may_be_kth].split(PAIRS_AT_ONCE),  # type: ignore[no-untyped-call]
-                    strict=True,
-                )
-            ]
-        )
-        result: Tensor = distance.kthvalue(self.k, dim=1).values
-        is_unsure = may_be_kth[:, -1]
-        if closeness.shape[1] < len(self.known) and is_unsure.any():
-            result[is_unsure] = self._distance_to_the_kth(queries[is_unsure], known_at_once)
-        return result
-
-    def _nearest(
-        self, queries: Float[Tensor, "n d"], k: int, known_at_once: int
-    ) -> tuple[Float[Tensor, "n c"], Int[Tensor, "n c"]]:
-        """The k nearest, from the nearest on: the product with the query less half the squared length; and the index.
-
-        In the precision of the queries. The nearest so far are kept while one block after the other is compared.
-        """
-        closeness, index = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
-        is_exact = queries.dtype == torch.float64
-        for start in range(0, len(self.known), known_at_once):
-            rows = slice(start, start + known_at_once)
-            block = self.known[rows].to(queries.dtype)
-            here = queries @ block.T  # by torch: numpy's threads would wait in a busy loop beside torch's
-            here.sub_(block.square().sum(dim=1) / 2 if is_exact else self._half[rows])
-            found, column = _largest(here, k, closeness)
-            closeness, index = torch.cat([closeness, found], dim=1), torch.cat([index, column + start], dim=1)
-            closeness, kept = closeness.topk(min(k, closeness.shape[1]))
-            index = index.gather(1, kept)
-        return closeness, index
-
-    @cached_property
-    def _half(self) -> Float[Tensor, " m"]:
-        """Half the squared lengths, which are 1 but for rounding and for features that are all zero."""
-        blocks = self.known.split(PAIRS_AT_ONCE)  # type: ignore[no-untyped-call]
-        return torch.cat([block.double().square().sum(dim=1).float() / 2 for block in blocks])
-
-
-def _largest(
-    values: Float[Tensor, "n m"], k: int, so_far: Float[Tensor, "n c"]
-) -> tuple[Float[Tensor, "n w"], Int[Tensor, "n w"]]:
-    """Those of each row, and their columns, that may be among the k largest; `so_far` has k others, or none.
-
-    Few are not below the smallest so far: to find them takes a fraction of the time of `topk`.
-    """
-    n, width = values.shape
-    found = _not_below(values, so_far[:, -1:]) if so_far.shape[1] == k else None
-    if found is None or len(found) > 2 * n * k:
-        return tuple(values.topk(min(k, width), sorted=False))  # type: ignore[return-value]
-    row, column = np.divmod(found, width)
-    count = np.bincount(row, minlength=n)
-    position = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)  # in its own row
-    shape = n, int(count.max(initial=0))
-    kept, columns = np.full(shape, -np.inf, values.numpy().dtype), np.zeros(shape, np.int64)
-    kept[row, position], columns[row, position] = values.numpy().ravel()[found], column
-    return torch.from_numpy(kept), torch.from_numpy(columns)
-
-
-def _not_below(values: Float[Tensor, "n m"], bound: Float[Tensor, "n 1"]) -> Int[np.ndarray, " w"]:
-    """Positions in the flattened matrix. NaN is not below anything."""
-    return np.flatnonzero(~(values.numpy() < bound.numpy()))
 
 
 def _on_the_sphere(features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -306,14 +203,14 @@ class TiedGaussians:
         return features.double() @ self.whitening
 
     def score(self, whitened: Float[Tensor, "n r"]) -> Float[Tensor, " n"]:
-        """Minus the squared distance to the nearest class mean."""
+        """Squared distance to the nearest class mean."""
         nearest = (whitened @ self.mean.T - self.mean.square().sum(dim=1) / 2).argmax(dim=1)
-        return -(whitened - self.mean[nearest]).square().sum(dim=1)  # by the difference, because products cancel
+        return (whitened - self.mean[nearest]).square().sum(dim=1)  # by the difference, because products cancel
 
 
 @method("mahalanobis", label="Mahalanobis", paper="Lee et al., 2018")
 class Mahalanobis(PostHoc):
-    """Minus the distance to the nearest class mean, with one covariance for all classes; no input noise."""
+    """Squared distance to the nearest class mean, with one covariance for all classes; no input noise."""
 
     gaussians: TiedGaussians
 
@@ -352,7 +249,7 @@ class RelativeMahalanobis(PostHoc):
         found = x.feature.double() @ self.directions - self.offset
         n_classes = len(self.squares)
         nearest: Tensor = (2 * found[:, :n_classes] - self.squares).amax(dim=1)
-        return nearest - found[:, n_classes:].square().sum(dim=1)
+        return found[:, n_classes:].square().sum(dim=1) - nearest
 
 
 @method("mahalanobis-plus", label="Mahalanobis++", paper="Müller and Hein, 2025")
@@ -381,7 +278,7 @@ def _auto_or_count(value: object) -> object:
 
 @method("vim", label="ViM", paper="Wang et al., 2022")
 class Vim(PostHoc):
-    """Energy less a virtual logit: the scaled norm of what the principal space of ID features leaves over."""
+    """Energy plus a virtual logit: the scaled norm of what the principal space of ID features leaves over."""
 
     class Params(Section):
         """dim: of the principal space; auto is its authors' rule."""
@@ -418,7 +315,7 @@ def vim_rule(n_features: int) -> int:
 
 @dataclass(frozen=True)
 class VirtualLogits:
-    """Energy less a virtual logit.
+    """Energy plus a virtual logit.
 
     Where the ID training features span fewer dimensions than were asked for, nothing of them would be left over and
     the scale would be undefined: the principal space then has one dimension less than they span.
@@ -460,8 +357,8 @@ class VirtualLogits:
         return norm
 
     def score(self, features: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        """Energy less the virtual logit."""
-        return energy(self.head.logits(features)) - self.scale * self.left_over(features)
+        """Energy plus the virtual logit."""
+        return energy(self.head.logits(features)) + self.scale * self.left_over(features)
 
 
 # -- the wild data alone
@@ -469,7 +366,7 @@ class VirtualLogits:
 
 @method("spectral", label="Spectral", paper="HaloScope: Du et al., 2024")
 class Spectral(PostHoc):
-    """Minus the mean of σ ⟨f − f̄, v⟩² over the first singular vectors of the wild features: τ without a classifier.
+    """Mean of σ ⟨f − f̄, v⟩² over the first singular vectors of the wild features: τ without a classifier.
 
     Vectors are taken as they were given. The authors choose the sign with labels; here far from f̄ is an outlier.
     """
@@ -496,7 +393,7 @@ class Spectral(PostHoc):
         self.vector = direction[:, -n:] * (spread[-n:].clamp(min=0).sqrt() / n).sqrt()
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
-        return -((self._given(x) - self.mean) @ self.vector).square().sum(dim=1)
+        return ((self._given(x) - self.mean) @ self.vector).square().sum(dim=1)
 
     def _given(self, x: Representation) -> Float[Tensor, "n d"]:
         return self.as_given(x.feature).double()
@@ -507,7 +404,7 @@ class Spectral(PostHoc):
 
 @method("she", label="SHE", paper="Zhang et al., 2023")
 class She(PostHoc):
-    """Product with the mean of the predicted class's training features, of those that are predicted right.
+    """Minus the product with the mean of the predicted class's training features, of those that are predicted right.
 
     A class with none has no pattern that a sample could resemble: its samples get 0.
     """
@@ -522,12 +419,12 @@ class She(PostHoc):
         self.pattern = total / own.bincount(minlength=n_classes)[:n_classes, None].clamp(min=1)
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
-        return (x.feature.double() * self.pattern[x.predicted]).sum(dim=1)
+        return -(x.feature.double() * self.pattern[x.predicted]).sum(dim=1)
 
 
 @method("fdbd", label="fDBD", paper="Liu and Qin, 2024")
 class Fdbd(PostHoc):
-    """Mean distance to the decision boundaries of other classes, over that to the mean ID training feature."""
+    """Minus the mean distance to the decision boundaries of other classes over that to the mean training feature."""
 
     mean: Float[Tensor, " d"]
     inverse: Float[Tensor, "k k"]  # 1 / ‖w − w′‖; 0 where they are equal: there is no boundary
@@ -542,12 +439,12 @@ class Fdbd(PostHoc):
         logits = x.logits.double()
         margin = (logits.amax(dim=1, keepdim=True) - logits) * self.inverse[x.predicted]
         length: Tensor = (x.feature.double() - self.mean).norm(dim=1)
-        return margin.sum(dim=1) / (logits.shape[1] - 1) / length.clamp(min=1e-12)
+        return -margin.sum(dim=1) / (logits.shape[1] - 1) / length.clamp(min=1e-12)
 
 
 @method("nci", label="NCI", paper="Liu and Qin, 2025")
 class Nci(PostHoc):
-    """Projection of the predicted class's weights on the centred feature, plus a multiple of the feature's L1 norm."""
+    """Minus the projection of the predicted class's weights on the centred feature, and a multiple of its L1 norm."""
 
     class Params(Section):
         """alpha: weight of the L1 norm."""
@@ -567,4 +464,4 @@ class Nci(PostHoc):
         features = x.feature.double()
         length: Tensor = (features - self.mean).norm(dim=1)
         cosine: Tensor = along / length.clamp(min=1e-12)  # times ‖w‖
-        return cosine + features.abs().sum(dim=1) * float(self.params.alpha)
+        return -cosine - features.abs().sum(dim=1) * float(self.params.alpha)

@@ -17,7 +17,7 @@ from salcli.models.network import Classifier
 
 @method("odin", label="ODIN", paper="Liang et al., 2018")
 class Odin(InputScore):
-    """The largest softmax probability at a temperature, after a step ε that makes the prediction more certain."""
+    """Minus the largest softmax probability at a temperature, after a step ε that makes the prediction more certain."""
 
     class Params(Section):
         """ε is a step in pixels on a scale of 0 to 1; of vectors, in standard deviations."""

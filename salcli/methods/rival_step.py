@@ -58,7 +58,7 @@ class StepParams(SgdParams):
 
 
 class StepNetwork(Classifier):
-    """Its head is the projection. Its class logits are minus the distances to the centres, so the highest is the score.
+    """Its head is the projection; its class logits are minus the distances to the centres.
 
     The projection is as wide as the backbone's last features (the authors' choice).
     """
@@ -157,7 +157,7 @@ class Step(WildTrained):
             network.centres.copy_(class_centres(projected, start.training.labels, network.spec.n_classes))
 
     def score(self, network: StepNetwork, outputs: list[Tensor]) -> Float[Tensor, " n"]:
-        return outputs[0].double().amax(1)
+        return -outputs[0].double().amax(1)
 
     def is_short(self) -> bool:
         return bool(self.params.epochs < AUTHORS_EPOCHS or self.params.structure.steps < AUTHORS_STEPS)
@@ -249,7 +249,7 @@ def class_centres(points: Float[Tensor, "m d"], labels: Int[Tensor, " m"], n_cla
 
 
 def centre_scores(points: Float[Tensor, "n d"], centres: Float[Tensor, "c d"]) -> Float[Tensor, "n c"]:
-    """Minus the distance to each centre: the nearest class scores highest, and its score is how ID-like a point is."""
+    """Minus the distance to each centre: the nearest class scores highest."""
     if torch.compiler.is_compiling():  # ONNX has no cdist
         distance = (points[:, None] - centres).norm(dim=2)
     else:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from pydantic import Field, PlainValidator, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from salcli.engine.batches import Batch, Rows, joined
 from salcli.engine.device import processes
@@ -35,29 +35,25 @@ from salcli.methods.base import (
     WildTrained,
     method,
 )
-from salcli.models.backbones import AUTO
 from salcli.models.network import OodClassifier
-from salcli.progress import Silent, Task
 from salcli.sal.gradients import (
-    FactorSource,
+    ALONE,
     Gradients,
     Representation,
     RepresentationSource,
+    Workers,
     last_layer_residual,
-    mean_gradient,
+    of_each_sample,
 )
 from salcli.sal.objective import BinaryLoss, sal_objective
 from salcli.sal.seeding import generator
-from salcli.sal.separation import CPU, class_agnostic_scores, class_conditional_scores, reference_gradients
-from salcli.sal.spectrum import CentredGradients, top_singular_vectors
+from salcli.sal.tau import CPU, Direction, Spectrum, class_conditional_tau
 
+COMMITTEE = "committee"
 TAU = "sal"  # the name of τ among the filter's scores
-BLEND, LEARNED, COMMITTEE = "blend", "learned", "committee"  # as AUTO, made of others: combined.py
-PREFERRED = BLEND, COMMITTEE  # by AUTO, if the wild data do not drift by them
+SAL_PLUS = "sal-plus"
+POOL = "pool"
 LEAST_TEMPERATURE = 1e-30  # logits are divided by it, and stay finite
-SOFTENED = 100.0  # the temperature of the second τ among them
-START_PENALTY = 2e-2  # of the OOD head that fine-tuning starts from, relative to the variance of the features
-MOST_TO_START = 50_000  # samples of a side that it is fitted to
 MOST_NUMBERS = 100_000_000  # in the singular vectors of a detector's file: 0.8 GB
 
 
@@ -72,9 +68,11 @@ class FilterParams(Section):
     """How candidate outliers are separated from the wild data."""
 
     score: str
-    threshold_quantile: Share
+    threshold_quantile: Share | None
     fdr: Share | None
+    certified: Share | None
     calibration: Literal["holdout", "train", "id-svd"]
+    directions: Literal["pool", "wild"]
     temperature: Annotated[float | Literal["inf"], PlainValidator(_temperature)]
     svd: Literal["class-conditional", "class-agnostic"]
     reference: Literal["class-conditional", "global"]
@@ -84,25 +82,29 @@ class FilterParams(Section):
 
     @model_validator(mode="after")
     def _calibration_fits_score(self) -> FilterParams:
-        if self.calibration == "id-svd" and self.score != TAU:
+        held_out, is_tau = self.calibration == "holdout", self.score == TAU
+        if self.calibration == "id-svd" and not is_tau:
             raise ValueError(
                 f"calibration id-svd is about singular vectors, which only score sal has, not {self.score}; "
                 "use holdout or train"
             )
-        if self.calibration == "train" and self.score == AUTO:
-            raise ValueError(
-                "score auto needs calibration holdout: on the data that scores are fitted to, the one that overfits "
-                "most would win"
-            )
-        if self.calibration == "train" and self.score in (LEARNED, COMMITTEE):
+        if not held_out and is_tau and self.directions == POOL:
+            raise ValueError(f"calibration {self.calibration} has no held-out ID data to pool; use directions wild")
+        if not held_out and self.score in (SAL_PLUS, COMMITTEE):
             raise ValueError(f"score {self.score} compares wild with held-out ID data; use calibration holdout")
-        if self.calibration != "holdout" and self.fdr is not None:
-            raise ValueError("fdr needs p-values, which only held-out ID data give; use calibration holdout")
+        asked = [name for name in ("fdr", "certified") if getattr(self, name) is not None]
+        if len(asked) == 2:
+            raise ValueError("fdr and certified are two rules for one list; use one of them")
+        if asked and not held_out:
+            raise ValueError(f"{asked[0]} needs p-values, which only held-out ID data give; use calibration holdout")
+        if asked and is_tau and (self.directions != POOL or self.labels == "random-wild"):
+            raise ValueError(
+                f"{asked[0]} needs p-values, and τ has them only where calibration and wild samples are treated "
+                "alike; use directions pool, and not labels random-wild"
+            )
+        if self.threshold_quantile is None and not asked and self.score != SAL_PLUS:
+            raise ValueError("threshold_quantile null means P(outlier) > ½, which only score sal-plus has; name one")
         return self
-
-    def softened(self, temperature: float) -> FilterParams:
-        """For τ at another temperature."""
-        return self.model_copy(update={"temperature": temperature})
 
 
 class TrainOodParams(TrainParams):
@@ -112,7 +114,6 @@ class TrainOodParams(TrainParams):
     penalty: Penalty
     loss: BinaryLoss
     loss_weight: Positive
-    head: Literal["random", "fitted"]
     candidate_id: bool
     review: Annotated[str, Field(min_length=1)] | None
 
@@ -123,104 +124,138 @@ class TrainOodParams(TrainParams):
         return self
 
 
-def unlabeled_gradients(source: RepresentationSource, params: FilterParams, seed: int, what: str) -> Gradients:
-    """Gradients of samples whose labels are not known: predicted, or random. `what` names the samples.
+@method("sal-posthoc", label="SAL (post-hoc)", paper="Du et al., 2024")
+class Tau(PostHoc):
+    """τ with ∇̄ and v of the filter; nothing is trained. Its params are the filter section.
 
-    Held-out ID samples are treated just as wild ones are, except by `random-wild`.
+    With `directions: pool`, v is of calibration and wild gradients together, contrasted with ID training: all
+    of them are treated alike, so p-values are exact. The paper's v is of the wild gradients alone, and fits them.
     """
-    label = source.predicted
-    if params.labels == "random" or (params.labels == "random-wild" and what == "wild"):
-        drawn = generator(seed, f"random-labels, {what}").integers(source.n_classes, size=len(source))
-        label = torch.from_numpy(drawn)
-    return Gradients(source, label, params.gradient == "predicted-row", float(params.temperature))
+
+    needs_wild = True
+    directions: OutlierDirections | None = None  # of a compact one
+
+    @classmethod
+    def from_params(cls, params: Any) -> Tau:
+        return cls(params.filter)
+
+    @property
+    def needs_calibration(self) -> bool:  # type: ignore[override]
+        return self.params is not None and self.params.directions == POOL
+
+    @property
+    def is_exact(self) -> bool:  # type: ignore[override]
+        return self.needs_calibration and self.params.labels != "random-wild"
+
+    def fit(self, known: Known) -> None:
+        self.known = known
+
+    def scores_of(self, *sources: RepresentationSource) -> list[Float[Tensor, " n"]]:
+        """Streamed class by class: no more than one class's vectors are in memory.
+
+        Where no sample is predicted as a class, there is no outlier of that class to look like: τ is 0. That is also
+        its value along every direction in which the gradients do not spread.
+        """
+        gradients = [self._gradients(source) for source in sources]
+        found = self._tau(self._spectrum(), gradients)
+        n_undefined = sum(int((own.isnan() & _finite_rows(one)).sum()) for own, one in zip(found, sources, strict=True))
+        if n_undefined:
+            self.known.note(
+                f"{self.label}: {n_undefined} samples are of classes that no wild sample is predicted as; "
+                "nothing in the wild data speaks against them, so they count as ID"
+            )
+        return [torch.where(own.isnan() & _finite_rows(one), 0.0, own) for own, one in zip(found, sources, strict=True)]
+
+    def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
+        """Training samples have their true labels; with calibration id-svd, on the vectors of their own gradients."""
+        if not fitted_on:
+            return self.scores_of(source)[0]
+        own = self._labeled(source)
+        released = self.params.calibration == "id-svd"
+        spectrum = replace(self._spectrum(), others=[own]) if released else self._spectrum()
+        return self._tau(spectrum, [own])[0]
+
+    def score(self, x: Representation) -> Float[Tensor, " n"]:
+        return self.scores_of(x)[0] if self.directions is None else self.directions.tau(x)
+
+    def compact(self, seed: int) -> None:
+        self.directions = OutlierDirections.fit(self)
+        del self.known
+
+    def settings(self) -> dict[str, Any]:
+        """All is in the directions."""
+        return {}
+
+    def _gradients(self, source: RepresentationSource) -> Gradients:
+        """With predicted labels, or random ones. Held-out ID samples are treated just as wild ones are, except by
+        `random-wild`.
+        """
+        params, known, label = self.params, self.known, source.predicted
+        what = "wild" if source is known.wild else "calibration" if source is known.calibration else "test"
+        if params.labels == "random" or (params.labels == "random-wild" and what == "wild"):
+            drawn = generator(known.seed, f"random-labels, {what}").integers(source.n_classes, size=len(source))
+            label = torch.from_numpy(drawn)
+        return Gradients(source, label, params.gradient == "predicted-row", float(params.temperature))
+
+    def _labeled(self, source: RepresentationSource) -> Gradients:
+        return Gradients(source, source.label, self.params.gradient == "predicted-row", float(self.params.temperature))
+
+    def _spectrum(self) -> Spectrum:
+        known, is_pool = self.known, self.params.directions == POOL
+        sources = [known.calibration, known.wild] if is_pool else [known.wild]
+        others = [self._gradients(one) for one in sources if one is not None]
+        return Spectrum(self._labeled(known.id_train), others, is_pool, self.params.n_vectors)
+
+    def _each_class(self, spectrum: Spectrum, classes: Iterable[int]) -> Iterator[tuple[int, Direction]]:
+        per_class = self.params.reference == "class-conditional"
+        return spectrum.of_classes(classes, class_conditional_reference=per_class, device=self._device)
+
+    def _all_classes(self, spectrum: Spectrum, workers: Workers = ALONE) -> Direction:
+        per_class, n = self.params.reference == "class-conditional", self.known.id_train.n_classes
+        return spectrum.of_all(n, class_conditional_reference=per_class, device=self._device, workers=workers)
+
+    @property
+    def _device(self) -> torch.device:
+        """Everything is in float64, which not every GPU has."""
+        return self.known.device if self.known.device.type == "cuda" else CPU
+
+    def _tau(self, spectrum: Spectrum, gradients: Sequence[Gradients]) -> list[Float[Tensor, " n"]]:
+        if self.params.svd == "class-agnostic":
+            direction = self._all_classes(spectrum, processes())
+            return [direction.tau(own, processes()) for own in gradients]
+        n_classes = self.known.id_train.n_classes
+        found = class_conditional_tau(self._each_class(spectrum, self._own_classes(n_classes)), gradients)
+        # each process scored some classes and left NaN for the others
+        return [reduce(lambda one, other: one.where(~one.isnan(), other), processes().collect(own)) for own in found]
+
+    def _own_classes(self, n_classes: int) -> Iterator[int]:
+        """Classes are independent of each other, so each process takes some."""
+        for k in range(processes().rank, n_classes, processes().size):
+            yield k
+            self.known.task.advance(processes().size)
 
 
-def labeled_gradients(source: RepresentationSource, params: FilterParams) -> Gradients:
-    """Gradients with the true labels."""
-    return Gradients(source, source.label, params.gradient == "predicted-row", float(params.temperature))
-
-
-def tau(
-    spectrum_of: FactorSource,
-    sources: Sequence[FactorSource],
-    id_train: FactorSource,
-    n_classes: int,
-    params: FilterParams,
-    device: torch.device = CPU,
-    task: Task | None = None,
-) -> list[Float[Tensor, " n"]]:
-    """τ of every source (Eq. 6), with ∇̄ of the ID training data and v of the wild data, or of `spectrum_of`.
-
-    Computed in float64: on a CPU, or on a GPU that has it. Class-conditional scores of samples whose class does not
-    occur in `spectrum_of` are NaN.
-    """
-    per_class_reference = params.reference == "class-conditional"
-    device = device if device.type == "cuda" else CPU
-    if params.svd == "class-agnostic":
-        reference = reference_gradients(id_train, n_classes, class_conditional=per_class_reference)
-        return class_agnostic_scores(spectrum_of, sources, reference.to(device), params.n_vectors, processes())
-    shared = None if per_class_reference else reference_gradients(id_train, n_classes, class_conditional=False)
-    scores = class_conditional_scores(
-        spectrum_of,
-        sources,
-        id_train,
-        _own_classes(n_classes, task or Silent()),
-        params.n_vectors,
-        shared_reference=shared,
-        device=device,
-    )
-    # each process scored some classes and left NaN for the others
-    return [reduce(lambda one, other: one.where(~one.isnan(), other), processes().collect(own)) for own in scores]
-
-
-def _own_classes(n_classes: int, task: Task) -> Iterator[int]:
-    """Classes are independent of each other, so each process takes some."""
-    for k in range(processes().rank, n_classes, processes().size):
-        yield k
-        task.advance(processes().size)
-
-
-def known_tau(known: Known, params: FilterParams, source: RepresentationSource) -> Float[Tensor, " n"]:
-    """τ of a source; of all known ones at once, because the singular vectors of the wild data take longest."""
-    assert known.wild is not None
-    sources = {"wild": known.wild, "calibration": known.calibration, "test": known.test}
-    is_known, key = any(source is one for one in sources.values()), ("τ", repr(params))
-    found: dict[int, Tensor] = known.cache.get(key, {}) if is_known else {}
-    if not found:
-        asked = {what: one for what, one in sources.items() if one is not None} if is_known else {"test": source}
-        wild = unlabeled_gradients(known.wild, params, known.seed, "wild")
-        id_train = labeled_gradients(known.id_train, params)
-        others = [
-            wild if one is known.wild else unlabeled_gradients(one, params, known.seed, what)
-            for what, one in asked.items()
-        ]
-        scores = tau(wild, others, id_train, known.wild.n_classes, params, known.device)
-        found = dict(zip(map(id, asked.values()), scores, strict=True))
-        if is_known:
-            known.cache[key] = found
-    return found[id(source)]
+def _finite_rows(source: RepresentationSource) -> Tensor:
+    return of_each_sample(source, lambda x: x.feature.isfinite().all(1), torch.bool)
 
 
 @dataclass(frozen=True)
 class OutlierDirections:
-    """All that τ of new samples needs: v and ⟨∇̄, v⟩, of each class or, in a list of one, of all."""
+    """The directions of all classes, or in a list of one that of all: for a detector's file."""
 
-    vector: Float[Tensor, "c v k d"]  # zero where the wild gradients do not spread: τ is 0 there
-    offset: Float[Tensor, "c v"]
+    vector: Float[Tensor, "c v k d"]  # zero for a class without wild gradients: τ is 0 there
+    offset: Float[Tensor, "k v"]
     temperature: float
     label_row_only: bool
 
     @classmethod
-    def fit(cls, known: Known, params: FilterParams) -> OutlierDirections:
-        assert known.wild is not None
+    def fit(cls, tau: Tau) -> OutlierDirections:
+        params, n_classes = tau.params, tau.known.id_train.n_classes
         if params.labels != "predicted":
             raise ParamsError(f"filter.labels is {params.labels}, so τ of a new sample would be random; use predicted")
-        wild = unlabeled_gradients(known.wild, params, known.seed, "wild")
-        id_train = labeled_gradients(known.id_train, params)
-        n_classes = known.wild.n_classes
-        n_groups = n_classes if params.svd == "class-conditional" else 1
-        per_class = params.reference == "class-conditional"
-        shape = (1 if params.gradient == "predicted-row" else n_classes, known.head.weight.shape[1])
+        per_class, label_row_only = params.svd == "class-conditional", params.gradient == "predicted-row"
+        n_groups = n_classes if per_class else 1
+        shape = (1 if label_row_only else n_classes, tau.known.head.weight.shape[1])
         n_numbers = n_groups * params.n_vectors * shape[0] * shape[1]
         if n_numbers > MOST_NUMBERS:
             raise ParamsError(
@@ -229,22 +264,16 @@ class OutlierDirections:
             )
         vector = torch.zeros(n_groups, params.n_vectors, *shape, dtype=torch.float64)
         offset = torch.zeros(n_classes, params.n_vectors, dtype=torch.float64)
-        shared = None
-        if n_groups == 1 or not per_class:
-            shared = reference_gradients(id_train, n_classes, class_conditional=n_groups == 1 and per_class)
-        for k in range(n_groups):
-            own = wild if n_groups == 1 else wild.of_class(k)
-            if len(own) == 0:
-                continue
-            reference = mean_gradient(id_train.of_class(k))[None] if shared is None else shared
-            found = top_singular_vectors(CentredGradients(own, reference), params.n_vectors)
-            vector[k, : len(found)] = found
-            own_offset = reference.flatten(1) @ vector[k].flatten(1).T  # one row, or one for each class
-            offset[slice(None) if n_groups == 1 else k] = own_offset
-        return cls(vector, offset, float(params.temperature), params.gradient == "predicted-row")
+        if per_class:
+            for k, found in tau._each_class(tau._spectrum(), range(n_classes)):
+                vector[k], offset[k] = found.vector.cpu(), found.offset[0].cpu()
+        else:
+            found = tau._all_classes(tau._spectrum())
+            vector[0], offset[:] = found.vector.cpu(), found.offset.cpu()
+        return cls(vector, offset, float(params.temperature), label_row_only)
 
     def tau(self, x: Representation) -> Float[Tensor, " n"]:
-        """With predicted labels."""
+        """With predicted labels, as a graph of fixed operations that other programs can run."""
         label = x.predicted
         residual = last_layer_residual(x.logits, label, self.temperature)
         if self.label_row_only:
@@ -253,49 +282,6 @@ class OutlierDirections:
         along = torch.einsum("nvkd,nd->nvk", vector, x.feature.double())
         projected = (along * residual.double()[:, None]).sum(dim=2) - self.offset[label]
         return projected.square().mean(dim=1)
-
-
-@method("sal-posthoc", label="SAL (post-hoc)", paper="Du et al., 2024")
-class SalPostHoc(PostHoc):
-    """−τ of test samples, with ∇̄ and v of the filter; nothing is trained. Its params are the filter section."""
-
-    needs_wild = True
-    directions: OutlierDirections | None = None  # of a compact one
-
-    @classmethod
-    def from_params(cls, params: Any) -> SalPostHoc:
-        return cls(params.filter)
-
-    def fit(self, known: Known) -> None:
-        self.known = known
-
-    def compact(self, seed: int) -> None:
-        self.directions = OutlierDirections.fit(self.known, self.params)
-        del self.known
-
-    def settings(self) -> dict[str, Any]:
-        """All is in the directions."""
-        return {}
-
-    def score(self, x: Representation) -> Float[Tensor, " n"]:
-        return self.scores(x) if self.directions is None else -self.directions.tau(x)
-
-    def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
-        """Where no wild sample is predicted as a class, there is no outlier of that class to look like: τ is 0.
-
-        That is also its value along every direction in which the wild gradients do not spread.
-        """
-        known, outlier_score = self.known, known_tau(self.known, self.params, source)
-        is_finite = torch.cat(
-            [torch.ones(0, dtype=torch.bool)] + [x.feature.isfinite().all(1) for x in source.chunks()]
-        )
-        undefined = outlier_score.isnan() & is_finite
-        if n_undefined := int(undefined.sum()):
-            known.note(
-                f"{self.label}: {n_undefined} test samples are of classes that no wild sample is predicted as; "
-                "nothing in the wild data speaks against them, so they count as ID"
-            )
-        return -torch.where(undefined, 0.0, outlier_score)
 
 
 class Sal(WildTrained):
@@ -323,8 +309,6 @@ class Sal(WildTrained):
             return network
         with start.random(f"train-ood/{start.ood}") as generator:
             network = OodClassifier.on_top_of(start.classifier)
-            if self.params.head == "fitted":
-                self._fit_head(start, network, others)
             objective = partial(_objective, loss_weight=self.params.loss_weight, loss=self.params.loss)
             run = start.fine_tuning(network, others, generator, objective=objective)
             # what counts is what a review says, not where it is stored
@@ -342,33 +326,12 @@ class Sal(WildTrained):
         device = start.compute.device
         return network, FullFit(network.ood_head, network.features, examples, self.params.penalty, start.seed, device)
 
-    def _fit_head(self, start: Start, network: OodClassifier, others: Mapping[str, Rows]) -> None:
-        rng, features = generator(start.seed, f"rows of the OOD head, {start.ood}"), {}
-        for name, rows in {"training": start.training.rows, **others}.items():
-            chosen = rows.select(np.sort(rng.permutation(len(rows))[:MOST_TO_START]))
-            features[name] = start.features(network, chosen)
-        outliers = features.pop("outliers")
-        fit_head(network.ood_head, torch.cat([*features.values()]), outliers, start.compute.device)
-
     def score(self, network: OodClassifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
-        return outputs[1].double()
+        """Minus the OOD logit, which is higher for ID data (Eq. 8)."""
+        return -outputs[1].double()
 
 
-def fit_head(
-    head: nn.Linear, known: Float[Tensor, "n d"], outliers: Float[Tensor, "m d"], device: torch.device
-) -> None:
-    """Fit the OOD head to features that stay as they are.
-
-    A short fine-tuning is over before a random head is fitted: docs/experiments/separators.md. Sums are in float64,
-    which Apple's GPUs do not have.
-    """
-    features = torch.cat([known, outliers]).numpy()
-    examples = Examples.of_two_sides(Rows((features,), np.arange(len(features))), np.arange(len(features)) < len(known))
-    penalty = START_PENALTY * float(features.var(axis=0).mean())
-    FullFit(head, nn.Identity(), examples, penalty, 0, device if device.type == "cuda" else CPU).run(Silent())
-
-
-def _objective(network: nn.Module, batch: Batch, *, loss_weight: float, loss: BinaryLoss) -> BatchResult:
+def _objective(network: OodClassifier, batch: Batch, *, loss_weight: float, loss: BinaryLoss) -> BatchResult:
     """`batch`: ID samples, their labels, as many outliers, and maybe as many wild samples that count as ID."""
     samples, labels, *others = batch
     n = len(labels)

@@ -242,7 +242,7 @@ class Woods(WildTrained):
         return network
 
     def score(self, network: EnergyClassifier, outputs: list[Tensor]) -> Float[Tensor, " n"]:
-        return network.ood_logit(outputs[0].double())
+        return -network.ood_logit(outputs[0].double())
 
 
 @method("scone", label="SCONE", paper="Bai et al., 2023")

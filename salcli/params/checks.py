@@ -26,6 +26,7 @@ from salcli.methods.base import (
     find_method,
     is_custom_method,
 )
+from salcli.methods.sal import SAL_PLUS
 from salcli.models.backbones import AUTO, LINEAR, is_published, takes_vectors
 from salcli.models.pretrained import PRETRAINED
 
@@ -54,11 +55,15 @@ def mistakes(params: Params) -> Iterator[tuple[str, str]]:
 
 
 def _wrong_variants(params: Params) -> Iterator[tuple[str, str]]:
-    for name in params.variants:
+    for key, name in [("variants", one) for one in params.variants] + [("filters", one) for one in params.filters]:
         if name not in params.variant:
-            yield "variants", f"names {name}, which variant does not define{did_you_mean(name, params.variant)}"
+            yield key, f"names {name}, which variant does not define{did_you_mean(name, params.variant)}"
+        elif key == "filters" and name in params.variants:
+            yield key, f"names {name}, which is filtered already as one of variants"
+        elif key == "filters" and name == SAL_PLUS:
+            continue
         elif not VARIANT_NAME.fullmatch(name) or name in NOT_VARIANTS or name in built_in():
-            yield "variants", f"{name!r} cannot be a variant's name; use a-z, 0-9, -, _ and ., such as sal-2"
+            yield key, f"{name!r} cannot be a variant's name; use a-z, 0-9, -, _ and ., such as sal-2"
     for name, overrides in params.variant.items():
         if unknown := overrides.keys() - {"filter", "train_ood"}:
             yield f"variant.{name}", f"may override filter and train_ood, got {', '.join(sorted(unknown))}"
@@ -72,10 +77,14 @@ def _wrong_variants(params: Params) -> Iterator[tuple[str, str]]:
 def _wrong_protocols(params: Params) -> Iterator[tuple[str, str]]:
     """What is held out is what a variant needs, and ID data are recycled in the released protocol only."""
     data, known = params.data, built_in()
-    own = {name: params.variant[name].get("filter", {}) for name in params.variants}
+    own = {name: params.variant[name].get("filter", {}) for name in (*params.variants, *params.filters)}
     calibrations = {name: one.get("calibration", params.filter.calibration) for name, one in own.items()}
     held_out = [name for name, one in calibrations.items() if one == "holdout"]
-    held_out += [one for one in params.evaluate.methods if getattr(known.get(one), "needs_calibration", False)]
+    held_out += [
+        one
+        for one in params.evaluate.methods
+        if one in known and getattr(params.method(one), "needs_calibration", False)
+    ]
     others = [name for name, one in calibrations.items() if one != "id-svd"]
     if data.mixing == "recycle" and others:
         yield (

@@ -48,7 +48,7 @@ from salcli.methods.base import (
     find_method,
     is_custom_method,
 )
-from salcli.methods.sal import LEARNED, TAU, FilterParams, Sal, TrainOodParams
+from salcli.methods.sal import TAU, FilterParams, Sal, Tau, TrainOodParams
 from salcli.models.backbones import (
     AUTO,
     LINEAR,
@@ -195,10 +195,8 @@ def _trained_methods(kind: type[Method]) -> Any:
 
 
 def separators() -> list[str]:
-    """The built-in scores that `filter` can separate with, beside auto; τ first."""
-    by_another_name = ("sal-posthoc", "separator")  # sal and learned
-    post_hoc = [name for name in built_in(PostHoc) if name not in by_another_name]
-    return [TAU, *post_hoc, LEARNED, *built_in(InputScore)]
+    """The built-in scores that `filter` can separate with; τ, which is sal-posthoc as a row, first."""
+    return [TAU, *(name for name in built_in(PostHoc) if name != Tau.name), *built_in(InputScore)]
 
 
 @_collected()
@@ -210,8 +208,8 @@ def _score(score: str) -> str:
             raise ValueError(
                 f"{score} cannot separate the wild data; a PostHoc score without needs_wild and needs_calibration can"
             )
-    elif score not in (*separators(), AUTO):
-        raise unknown_name("score", score, [*separators(), AUTO])
+    elif score not in separators():
+        raise unknown_name("score", score, separators())
     return score
 
 
@@ -416,6 +414,7 @@ class Params(Section):
 
     seeds: SomeDistinct[Annotated[int, Field(ge=0, lt=2**32, strict=True)]]
     variants: SomeDistinct[str]
+    filters: Distinct[str]
     variant: dict[str, dict[str, dict[str, Any]]]
     rivals: _trained_methods(WildTrained)  # type: ignore[valid-type]
     encoders: _trained_methods(IdTrained)  # type: ignore[valid-type]
@@ -458,14 +457,17 @@ class Params(Section):
 
     @property
     def incumbent(self) -> str:
-        """The variant that `report` and `review` show, and that `detector.method: auto` keeps unless another method is
-        surely better than sal."""
-        return self.variants[0]
+        """What `report` and `review` show, and the detector unless another method is significantly better."""
+        return [*self.filters, *self.variants][0]
 
     def experiments(self) -> list[Experiment]:
-        """Every OOD set with every π, seed and variant."""
-        axes = product(self.data.ood, self.data.pi, self.seeds, self.variants)
+        """Every OOD set with every π, seed and variant, also of `filters`."""
+        axes = product(self.data.ood, self.data.pi, self.seeds, [*self.variants, *self.filters])
         return [Experiment(seed, ood, pi, variant) for ood, pi, seed, variant in axes]
+
+    def filter_score(self) -> Any:
+        """What the filter scores by."""
+        return Tau(self.filter) if self.filter.score == TAU else self.method(self.filter.score)
 
     def method(self, name: str) -> Any:
         """A method with its hyper-parameters: a variant of SAL, a rival, an encoder or a post-hoc score."""

@@ -42,7 +42,7 @@ WITHOUT_RESULT = (
 SCHEMA = "salcli.params.schema"
 DECLARATION = re.compile(r'^@method\("([^"]+)"', re.MULTILINE)
 FAMILIES = PACKAGE / "methods"
-TAU, MADE_OF_OTHERS = "sal", ("auto", "learned", "committee")
+TAU, MADE_OF_OTHERS = "sal", ("committee", "sal-plus")
 LIBRARIES = ("torchvision", "timm")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,19 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salcli.conformal.evidence import Share, share_of_outliers, threshold
 from salcli.errors import ParamsError
-from salcli.methods.features import Neighbours
-from salcli.methods.logits import msp
+from salcli.methods.base import Known
+from salcli.methods.combined import Committee
 from salcli.methods.sal import TAU
 from salcli.params.schema import Params
-from salcli.pipeline.loading import id_representation, known_truth, wild_representation
+from salcli.pipeline.loading import classifier, id_representation, known_truth, wild_representation
 from salcli.progress import Progress, Silent
 from salcli.sal import theory as theorems
-from salcli.sal.gradients import Gradients, Representation
-from salcli.sal.outlier_share import MixtureEstimate, estimated_share
+from salcli.sal.gradients import Gradients
+from salcli.sal.metrics import ID_QUANTILE
 from salcli.sal.seeding import generator
-from salcli.sal.separation import reference_gradients, score_threshold
-from salcli.sal.spectrum import CentredGradients, top_singular_vectors
+from salcli.sal.spectrum import CentredGradients, top_directions
+from salcli.sal.tau import reference_gradients
 from salcli.store.files import as_json, read_header, write_json
 from salcli.store.formats import Candidates, RepresentationFile, read_candidates
 from salcli.store.layout import Experiment, Workspace
@@ -73,7 +73,7 @@ class TheoryCheck:
     held_out: theorems.Discrepancy  # Definition 2
     pairwise: float  # what the authors' code calls ζ: training data against wild data
     pairwise_id: float  # the same against held-out ID data: its value at π = 0
-    mixture: MixtureEstimate
+    share: Share  # π̂ by the committee, without the truth
     tau: Tau
     outliers: Outliers | None  # None where the gradients do not spread
     estimated: theorems.ErrorCurve | None  # None where the filter's calibration scores are not those of held-out data
@@ -84,7 +84,7 @@ class TheoryCheck:
     @property
     def pi(self) -> float:
         """The true share of OOD data, or the estimated one if the truth is not known."""
-        return self.truth.pi if self.truth else self.mixture.pi
+        return self.truth.pi if self.truth else self.share.value
 
     @property
     def required(self) -> float:
@@ -126,7 +126,7 @@ class TheoryCheck:
             return None
         at = int(torch.searchsorted(curve.threshold, self.candidates.threshold))
         err_in, share = float(curve.err_in[at]), len(self.candidates.index) / len(self.candidates.wild_score)
-        contaminated = theorems.contamination(err_in, self.mixture.pi if estimated else self.pi, share)
+        contaminated = theorems.contamination(err_in, self.share.value if estimated else self.pi, share)
         return err_in, float(curve.err_out[at]), contaminated
 
 
@@ -146,32 +146,32 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
     with (progress or Silent()).task(f"theory, {experiment}", 4, "steps") as task:
         on_held_out, on_wild = (theorems.gradient_moments(Gradients(one, one.predicted)) for one in (calibration, wild))
         task.advance(1)
-        known = _label_rows(id_train, id_train.label, experiment)
+        labeled = _label_rows(id_train, id_train.label, experiment)
         pairwise, pairwise_id = (
-            theorems.mean_pairwise_distance(known, _label_rows(one, one.predicted, experiment))
+            theorems.mean_pairwise_distance(labeled, _label_rows(one, one.predicted, experiment))
             for one in (wild, calibration)
         )
         task.advance(1)
-        scores = _outlier_scores(id_train, calibration, wild, params.methods.of("knn").k)
-        if is_held_out:
-            scores["τ" if candidates.score_name == TAU else candidates.score_name] = calibration_score, filter_score
-        mixture = estimated_share(scores)
+        network = classifier(workspace, experiment)
+        known = Known.of(network, id_train, wild=wild, calibration=calibration, seed=experiment.seed)
+        committee = known.scores(Committee.from_params(params), calibration, wild)
+        share = share_of_outliers(*(one.numpy() for one in committee))
         task.advance(1)
         reference = reference_gradients(Gradients(id_train, id_train.label), wild.n_classes, class_conditional=False)
         G, held_out = (CentredGradients(Gradients(one, one.predicted), reference) for one in (wild, calibration))
-        v = top_singular_vectors(G, 1)
+        v = top_directions([(G, 1.0)], 1)
         wild_tau, held_out_tau = (one.project(v).square().sum(dim=1) for one in (G, held_out))
         tau = Tau(
             mean=float(wild_tau.mean()),
             mean_held_out=float(held_out_tau.mean()),
             largest=float(wild_tau.max()),
-            threshold=score_threshold(held_out_tau, filtered_with["threshold_quantile"]),
+            threshold=threshold(held_out_tau.numpy(), 1 - (filtered_with["threshold_quantile"] or ID_QUANTILE)),
         )
         view = theorems.GradientView.of(G, v) if len(v) else None
         task.advance(1)
-    threshold, estimated = _thresholds(candidates), None
+    thresholds, estimated = _thresholds(candidates), None
     if is_held_out:
-        estimated = theorems.estimated_error_curve(filter_score, calibration_score, mixture.pi, threshold)
+        estimated = theorems.estimated_error_curve(filter_score, calibration_score, share.value, thresholds)
     is_ood = known_truth(workspace, len(wild), experiment)
     truth = None
     if is_ood is not None:
@@ -180,7 +180,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
             mean_tau_id=float(wild_tau[~is_ood].mean()),
             mean_tau_ood=float(wild_tau[is_ood].mean()),
             err_out=float((wild_tau[is_ood] <= tau.threshold).double().mean()),
-            errors=theorems.error_curve(filter_score, is_ood, threshold),
+            errors=theorems.error_curve(filter_score, is_ood, thresholds),
             is_ood=is_ood,
         )
     result = TheoryCheck(
@@ -188,7 +188,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         held_out=theorems.discrepancy(on_held_out, on_wild),
         pairwise=pairwise,
         pairwise_id=pairwise_id,
-        mixture=mixture,
+        share=share,
         tau=tau,
         outliers=_outliers(G, v, view, wild_tau > tau.threshold, is_ood) if view else None,
         estimated=estimated,
@@ -219,22 +219,6 @@ def _outliers(
     return Outliers(view, is_outlier, means, by_truth=is_ood is not None)
 
 
-def _outlier_scores(
-    id_train: RepresentationFile, calibration: RepresentationFile, wild: RepresentationFile, knn_k: int
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Scores of held-out ID and of wild data; higher = outlier."""
-    known = torch.cat([chunk.feature for chunk in id_train.chunks()])
-    nearest = Neighbours.of(known, min(knn_k, len(known))).score
-
-    def pair(score: Callable[[Representation], Tensor]) -> tuple[Tensor, Tensor]:
-        held_out, in_the_wild = (
-            torch.cat([-score(chunk) for chunk in source.chunks()]) for source in (calibration, wild)
-        )
-        return held_out, in_the_wild
-
-    return {"MSP": pair(lambda x: msp(x.logits)), "KNN": pair(lambda x: nearest(x.feature))}
-
-
 def _thresholds(candidates: Candidates) -> Tensor:
     """Quantiles of all scores, so that no part of the curve is empty, and the T that the filter chose."""
     scores = np.concatenate([candidates.wild_score, candidates.calibration_score])
@@ -253,7 +237,7 @@ def _metrics(result: TheoryCheck) -> dict[str, object]:
         "required": result.required,
         "condition_holds": result.condition_holds,
         "pi": truth.pi if truth else None,
-        "pi_estimate": asdict(result.mixture),
+        "pi_estimate": asdict(result.share),
         "tau": asdict(result.tau),
         "mean_tau_id": truth.mean_tau_id if truth else None,
         "mean_tau_ood": truth.mean_tau_ood if truth else None,

@@ -17,9 +17,10 @@ from salcli.engine.training import Sgd, reproducible
 from salcli.models.network import Classifier, NetworkSpec
 from salcli.progress import Progress, Silent
 from salcli.sal.gradients import Factors, last_layer_residual, mean_gradient
+from salcli.sal.metrics import threshold_that_keeps
 from salcli.sal.seeding import generator
-from salcli.sal.separation import SeparationErrors, class_conditional_scores, score_threshold, separation_errors
-from salcli.sal.spectrum import CentredGradients, top_singular_vectors
+from salcli.sal.spectrum import CentredGradients, top_directions
+from salcli.sal.tau import SeparationErrors, Spectrum, class_conditional_tau, separation_errors
 
 Scenario = Literal["ring", "cluster"]
 OUTLIERS: dict[Scenario, Callable[[], Samples]] = {"ring": readers.ring_2d, "cluster": readers.cluster_2d}
@@ -146,9 +147,12 @@ def _filter(
         _factors(network, wild),
     )
     classes = range(len(readers.MEANS))
-    sources = [wild_factors, id_train, held_out]
-    tau, train_tau, held_out_tau = class_conditional_scores(wild_factors, sources, id_train, classes, n_vectors=1)
-    (own_tau,) = class_conditional_scores(id_train, [id_train], id_train, classes, n_vectors=1)
+    on_wild, on_own = (
+        Spectrum(id_train, [one], contrast=False).of_classes(classes, class_conditional_reference=True)
+        for one in (wild_factors, id_train)
+    )
+    tau, train_tau, held_out_tau = class_conditional_tau(on_wild, [wild_factors, id_train, held_out])
+    (own_tau,) = class_conditional_tau(on_own, [id_train])
     calibrated = dict(zip(CALIBRATIONS, (train_tau, held_out_tau, own_tau), strict=True))
     predicted = network(training.vectors).argmax(1)
     return ToyRun(
@@ -158,7 +162,9 @@ def _filter(
         is_ood=is_ood,
         inlier_class=inliers.labels,
         tau=tau,
-        thresholds={name: score_threshold(one[~one.isnan()], QUANTILE) for name, one in calibrated.items()},
+        thresholds={
+            name: threshold_that_keeps(one[~one.isnan()].numpy(), QUANTILE) for name, one in calibrated.items()
+        },
         plane=_plane(wild_factors, id_train, is_ood),
         accuracy=float((predicted == training.labels).double().mean()),
     )
@@ -168,7 +174,7 @@ def _plane(wild: Factors, id_train: Factors, is_ood: Tensor) -> GradientPlane:
     """Of the class that most outliers are taken for."""
     k = int(wild.label[is_ood].mode().values)
     G = CentredGradients(wild.of_class(k), mean_gradient(id_train.of_class(k))[None])
-    projection = G.project(top_singular_vectors(G, 2))
+    projection = G.project(top_directions([(G, 1.0)], 2))
     own_ood = is_ood[wild.label == k]
     projection = projection * torch.where(projection[own_ood].mean(0) < 0, -1, 1)  # the sign of v is arbitrary
     return GradientPlane(k, projection, own_ood)

@@ -7,11 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
-from html import escape
 from itertools import groupby
 from pathlib import Path
-from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from salcli.data.catalogue import DataSet, data_set
-from salcli.errors import SalError, printable
+from salcli.errors import printable
 from salcli.params.presets import Preset, resolved, text
 from salcli.project.cost import estimated_gigabytes, estimated_images
 from salcli.report.console import Cell, Grid, first_few, plain_table, shortened
@@ -268,85 +266,25 @@ def _number(value: float | None, style: str) -> str:
 
 # --- methods
 
-NEEDS = {
-    "PostHoc": "the ID classifier",
-    "InputScore": "the ID classifier",
-    "WildTrained": "training with wild data",
-    "IdTrained": "training on ID data",
-}
+
+def needs(method: type[Method]) -> str:
+    """What a method needs, as it declares."""
+    from salcli.methods.base import IdTrained, WildTrained
+
+    if issubclass(method, WildTrained | IdTrained):
+        return "training with wild data" if issubclass(method, WildTrained) else "training on ID data"
+    data = [name for name in ("wild", "calibration") if getattr(method, f"needs_{name}", False)]
+    return f"the ID classifier, {' and '.join(data)} data" if data else "the ID classifier"
 
 
 def methods_grid(methods: Mapping[str, type[Method]], *, with_summary: bool = False) -> Grid:
     """Every method by what it needs, for the terminal and for docs/rivals.md."""
-    sections: dict[str, list[list[Cell]]] = {need: [] for need in NEEDS.values()}
+    sections: dict[str, list[list[Cell]]] = {}
     for name, method in methods.items():
-        need = next(NEEDS[base.__name__] for base in method.__mro__ if base.__name__ in NEEDS)
         summary = [(method.__doc__ or "").strip().split("\n")[0]] if with_summary else []
-        cells = need, name, method.label, method.paper, *summary, ", ".join(method.Params.model_fields)
-        sections[need].append([Cell(text) for text in cells])
+        cells = needs(method), name, method.label, method.paper, *summary, ", ".join(method.Params.model_fields)
+        sections.setdefault(cells[0], []).append([Cell(text) for text in cells])
+    ordered = [own for _, own in sorted(sections.items(), key=lambda one: (one[0].startswith("training"), one[0]))]
     header = ["needs", "name", "label", "paper", *(["score or loss"] if with_summary else []), "hyper-parameters"]
     notes = ["Hyper-parameters are in params.yaml under methods.NAME. SAL itself: filter, train_ood and variants."]
-    return Grid("Methods", header, list(sections.values()), notes, n_left=len(header))
-
-
-# --- the pipeline
-
-DOT_STYLE = """\
-  rankdir=TB; nodesep=0.3; ranksep=0.35; bgcolor="white"; edge [color="#8a94a6", arrowsize=0.7];
-  node [fontname="Helvetica", fontsize=12, shape=box, style="filled,rounded", fillcolor="#2f5d8a", fontcolor="white",
-        penwidth=0, margin="0.16,0.08"];
-"""
-
-
-class Stage(NamedTuple):
-    """A stage of dvc.yaml, with all items of its matrix."""
-
-    name: str
-    n_runs: int
-    needs: list[str]  # directly; not what another one of them needs already
-    what: str
-
-
-def pipeline_stages(folder: Path) -> list[Stage]:
-    """The stages that `dvc repro` runs in a folder, in their order."""
-    import networkx as nx
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
-    try:
-        with Repo(str(folder)) as repo:
-            edges = list(repo.index.graph.edges)
-            stages = [one for one in repo.index.stages if not one.is_data_source]
-    except DvcException as error:
-        raise SalError(f"DVC cannot read the pipeline: {error}; run salcli dag in a project folder") from None
-    graph, descriptions = nx.DiGraph(), {_group(stage): str(stage.desc or "") for stage in stages}
-    graph.add_nodes_from(descriptions)
-    graph.add_edges_from((_group(before), _group(after)) for after, before in edges if _group(before) != _group(after))
-    reduced, position = nx.transitive_reduction(graph), list(descriptions).index
-    n_runs = Counter(map(_group, stages))
-    return [
-        Stage(name, n_runs[name], sorted(reduced.predecessors(name), key=position), descriptions[name])
-        for name in nx.lexicographical_topological_sort(graph, key=position)
-    ]
-
-
-def _group(stage: Any) -> str:
-    return str(stage.name).partition("@")[0]
-
-
-def pipeline_table(stages: Sequence[Stage]) -> Table:
-    table = plain_table("The pipeline, in the order of dvc repro", "stage", "runs", "needs", "what it does", n_left=4)
-    table.columns[1].justify = "right"
-    for stage in stages:
-        table.add_row(stage.name, str(stage.n_runs), Text(", ".join(stage.needs)), Text(stage.what))
-    return table
-
-
-def pipeline_dot(stages: Sequence[Stage]) -> str:
-    """For Graphviz: `salcli dag --dot | dot -Tsvg`."""
-    nodes = []
-    for stage in stages:
-        lines = "<br/>".join(map(escape, wrap(stage.what, 48, break_on_hyphens=False)))
-        nodes.append(f'  "{stage.name}" [label=<<b>{stage.name}</b><br/><font point-size="10">{lines}</font>>];')
-    edges = [f'  "{before}" -> "{stage.name}";' for stage in stages for before in stage.needs]
-    return "\n".join(["digraph pipeline {", DOT_STYLE, *nodes, "", *edges, "}"])
+    return Grid("Methods", header, ordered, notes, n_left=len(header))

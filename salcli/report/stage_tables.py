@@ -14,13 +14,12 @@ from rich.text import Text
 
 from salcli.errors import SalError, printable
 from salcli.report.console import first_few, plain_table
-from salcli.report.paper import CALIBRATIONS, paper_err_in_of_toy, paper_zeta
+from salcli.report.paper import paper_err_in_of_toy, paper_zeta
 from salcli.report.results import pi_text
 from salcli.store.layout import SAL, UNKNOWN, Experiment
 
 if TYPE_CHECKING:  # stages load torch, which a table does not need
     from salcli.detector.stage import MadeDetector
-    from salcli.methods.sal import FilterParams
     from salcli.pipeline.extract import Extracted
     from salcli.pipeline.filter import Filtered
     from salcli.pipeline.prepare import Prepared
@@ -29,16 +28,12 @@ if TYPE_CHECKING:  # stages load torch, which a table does not need
     from salcli.pipeline.train_id import TrainedClassifier
     from salcli.pipeline.train_ood import TrainedNetwork
 
-MADE_OF_OTHERS = ("committee", "learned", "auto", "blend")  # outlier scores as they are
 N_BINS = 14
 BAR_WIDTH = 28
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 SHOWN_CLASSES = 10
+CALIBRATIONS = {"train": "the paper's text", "holdout": "our default", "id-svd": "the authors' code"}
 REORDER = "rename the folders so that they sort like the network's classes, or give a CSV with their numbers as labels"
-OF_TRUTH = (
-    "contam.: contamination, ID data among the candidates.",
-    "ERR_in, ERR_out, contam., AUROC: compared with the truth afterwards; they do not affect the choice.",
-)
 
 
 def method_label(name: str) -> str:
@@ -52,10 +47,8 @@ def method_label(name: str) -> str:
 
 
 def score_label(name: str) -> str:
-    """τ, with its temperature; the score of another method, which is higher for ID data, negated: −Energy."""
-    if name == SAL or name.startswith(f"{SAL}-T"):
-        return f"τ {name.removeprefix(SAL).removeprefix('-')}".strip()
-    return name if name in MADE_OF_OTHERS else f"−{method_label(name)}"
+    """τ, or the label of another method."""
+    return "τ" if name == SAL else method_label(name)
 
 
 def share_text(value: float | None) -> str:
@@ -184,63 +177,52 @@ def detector_view(done: Sequence[MadeDetector]) -> Group:
 # --- filter
 
 
-def filter_view(done: Sequence[Filtered], params: FilterParams) -> Group:
-    """Histograms of the scores, then the numbers, then how far to trust them."""
+def filter_view(done: Sequence[Filtered]) -> Group:
+    """Histograms of the scores, then the numbers, then what was found."""
     parts: list[RenderableType] = []
     for result in done:
-        candidates = result.candidates
-        if result.trials:
-            parts.append(auto_table(result))
-        parts.append(Text(f"{score_label(candidates.score_name)}, {result.experiment}", style="bold"))
-        names = ("wild", f"calibration ({params.calibration})")
-        parts.append(two_histograms(candidates.wild_score, candidates.calibration_score, names, candidates.threshold))
-    parts.append(_filter_table(done, params))
+        found = result.separation
+        parts.append(Text(f"{score_label(result.score)}, {result.experiment}", style="bold"))
+        pair = found.scores.wild.numpy(), found.scores.calibration.numpy()
+        parts.append(two_histograms(*pair, ("wild", f"ID ({result.protocol})"), found.threshold))
+    parts.append(_filter_table(done))
     parts += [Text(f"{result.experiment}: {result.sentence}", style="bold") for result in done]
-    parts += [Text(f"warning: {warning}", style="bold yellow") for warning in _filter_warnings(done)]
+    for result in done:
+        verdict = result.separation.verdict
+        if result.score == SAL and verdict and verdict.kind == "nothing found":
+            warning = nothing_found(result.fit.train_accuracy, result.fit.calibration_accuracy)
+            parts.append(Text(f"warning: {result.experiment}: {warning}", style="bold yellow"))
     return Group(*parts)
 
 
-def _filter_table(done: Sequence[Filtered], params: FilterParams) -> Table:
-    used = {result.candidates.score_name for result in done}  # of a variant, not the one of params.yaml's filter
-    score = score_label(used.pop()) if len(used) == 1 else "the chosen score"
+def _filter_table(done: Sequence[Filtered]) -> Table:
     columns, which = _experiment_columns(result.experiment for result in done)
-    above = f"the {params.threshold_quantile:g} quantile" if params.fdr is None else f"T for an FDR of {params.fdr:g}"
     has_truth = any(result.errors for result in done)
     of_truth = ["precision", "ERR_in", "ERR_out"] if has_truth else []  # else all of them are unknown
-    notes = ["est. prec.: precision (outliers among the candidates, 1 − contamination), estimated without the truth."]
+    notes = ["certified: at least so many of the candidates are outliers (95%)."]
     if has_truth:
         notes.append(
             "ERR_in: wild ID taken for outliers; ERR_out: wild OOD missed (compared with the truth afterwards)."
         )
     table = plain_table(
-        f"Candidate outliers: {score} above {above}",
-        *columns, "T", "candidates", "of wild", "est. prec.", *of_truth, "ID acc.",
+        "Candidate outliers: wild samples with a score above T",
+        *columns, "score", "T", "candidates", "of wild", "certified", *of_truth, "ID acc.",
         caption=[*notes, "ID acc.: on calibration data."],
     )  # fmt: skip
     for result in done:
-        errors = result.errors
+        errors, found = result.errors, result.separation
         known = [errors.precision, errors.err_in, errors.err_out] if errors else [None] * len(of_truth)
         table.add_row(
             *which(result.experiment),
-            f"{result.candidates.threshold:.4g}",
-            f"{len(result.candidates.index):,}",
-            f"{len(result.candidates.wild_score):,}",
-            share_text(result.estimated_precision),
+            score_label(result.score),
+            f"{found.threshold:.4g}",
+            f"{len(found.candidates):,}",
+            f"{len(found.scores.wild):,}",
+            f"{found.verdict.certified:,}" if found.verdict else "–",
             *map(share_text, known),
             share_text(result.fit.calibration_accuracy),
         )
     return table
-
-
-def _filter_warnings(done: Sequence[Filtered]) -> Iterator[str]:
-    for result in done:
-        if result.candidates.score_name == SAL and result.found_nothing:
-            yield f"{result.experiment}: {nothing_found(result.fit.train_accuracy, result.fit.calibration_accuracy)}"
-        if result.n_unscored:
-            yield (
-                f"{result.experiment}: {result.n_unscored} calibration samples are predicted as classes that no wild "
-                "sample is, and were left out."
-            )
 
 
 def nothing_found(train_accuracy: float, calibration_accuracy: float | None) -> str:
@@ -252,43 +234,6 @@ def nothing_found(train_accuracy: float, calibration_accuracy: float | None) -> 
         f"classifier gets {train_accuracy:.1%} of ID training{held_out} right. Improve it (more labeled data, longer "
         "training, another network), or do not rely on the candidates."
     )
-
-
-def auto_table(result: Filtered) -> Table:
-    """Every score of `filter.score: auto`, the best first."""
-    from salcli.sal.outlier_share import DRIFT
-    from salcli.sal.score_choice import N_RESAMPLES
-
-    close = ", ".join(map(score_label, result.undecided))
-    of_truth = ["ERR_in", "ERR_out", "contam.", "AUROC"] if result.errors else []  # else all of them are unknown
-    table = plain_table(
-        f"Every score as separator, {result.experiment}",
-        "score", "T", "candidates", "excess", "± std", "beaten", "drift", *of_truth,
-        caption=[
-            "τ T100: τ at temperature 100 (docs/method.md).",
-            "◀: used: the blend (40% learned, 60% mean of all scores) or, where the wild data drift, the committee.",
-            "excess: share of wild samples above T, less that of calibration samples, over ID quantiles 0.8–0.975.",
-            f"± std, beaten by the chosen one: over {N_RESAMPLES} resamples.",
-            f"drift: of the lower half of the scores, in standard errors; above {DRIFT:g}, all wild data differ.",
-            f"Not surely better than: {close}." if close else "Surely better than all others.",
-            *(OF_TRUTH if of_truth else ()),
-        ],
-    )  # fmt: skip
-    for trial in sorted(result.trials, key=lambda one: (not one.is_chosen, -one.excess)):
-        is_chosen, errors = trial.is_chosen, trial.errors
-        known = [errors.err_in, errors.err_out, 1 - errors.precision, trial.auroc] if errors else []
-        table.add_row(
-            score_label(trial.score) + (" ◀" if is_chosen else ""),
-            f"{trial.threshold:.4g}",
-            f"{trial.n_candidates:,}",
-            f"{trial.excess:.1%}",
-            f"{trial.excess_std:.1%}",
-            "–" if is_chosen else f"{trial.beaten:.1%}",
-            f"{trial.drift:.1f}",
-            *map(share_text, known),
-            style="bold" if is_chosen else "",
-        )
-    return table
 
 
 def two_histograms(
@@ -381,14 +326,14 @@ def theory_view(done: Sequence[TheoryCheck]) -> Group:
         *columns, "π̂", "ERR_in", "est.", "ERR_out", "est.", "contam.", "est.",
         caption=[
             "Of the filter's own scores and T; contam.: ID data among the candidates.",
-            "est.: from held-out ID data and π̂ (by the score that separates best), without the truth.",
+            "est.: from held-out ID data and π̂ (by the committee), without the truth.",
         ],
     )  # fmt: skip
     for result in done:
         true, estimated = (result.errors_at_threshold(estimated=one) for one in (False, True))
         errors.add_row(
             *which(result.experiment),
-            _number(result.mixture.pi),
+            _number(result.share.value),
             *(share_text(one[side] if one else None) for side in range(3) for one in (true, estimated)),
         )
     return Group(discrepancies, scores, errors)

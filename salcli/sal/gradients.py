@@ -24,7 +24,7 @@ def last_layer_residual(
     return residual.to(logits.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Representation:
     """Features, logits and labels of n samples: all that gradients and post-hoc scores need."""
 

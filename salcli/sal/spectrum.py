@@ -1,4 +1,4 @@
-"""Top singular vectors of the centred gradient matrix G (Eq. 5 and 7), without ever building G.
+"""Directions in which centred gradients spread most (Eq. 5 and 7), without ever building their matrix G.
 
 G has m rows of K·D numbers; all that is used of it is products with vectors, or, where few rows
 share a matrix, the m×m matrix of their inner products. Everything is computed in float64.
@@ -7,7 +7,7 @@ Several processes can work on one G: each goes through its own rows, and sums ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,13 +18,12 @@ from torch import Tensor
 
 from salcli.sal.gradients import ALONE, Factors, FactorSource, Workers
 
-# Up to this many rows or columns a small dense eigenproblem is cheaper than an iteration, and exact …
+# Up to this many columns a dense eigenproblem is cheaper than an iteration, and exact …
 SMALL_SIDE = 64
-# … and up to GRAM_SIDE rows it is cheaper to iterate on their inner products than on themselves; where K and D are both
+# … and up to GRAM_SIDE rows it is cheaper to work on their inner products than on themselves; where K and D are both
 # large, up to GRAM_FACTOR · K·D / (K + D) rows, but at most MOST_GRAM, whose products take 134 MB.
-GRAM_SIDE, GRAM_FACTOR, MOST_GRAM = 1024, 40, 4096
-# A step on the columns is one pass over the rows, one on the rows takes two; but more columns are long vectors.
-MOST_COLUMNS = 2**17
+GRAM_SIDE, GRAM_FACTOR, MOST_GRAM, DENSE_GRAM = 1024, 40, 4096, 256
+JITTER = 1e-15  # of the trace: inner products of rows that depend on each other have a Cholesky factor then
 # Rows that take at most RESIDENT_BYTES in float64 are read once for all passes of an iteration, in pieces that stay in
 # the caches of a CPU from one product to the next.
 RESIDENT_BYTES, PIECE_BYTES = 2**26, 2**21
@@ -56,13 +55,7 @@ class CentredGradients:
 
     def project(self, V: Float[Tensor, "v k d"]) -> Float[Tensor, "n v"]:
         """G Vᵀ: the inner product of every row with every vector, streamed."""
-        offset, start = self._offset(V), 0
-        n_own = len(range(len(self))[self.workers.part(len(self))])
-        own = V.new_empty(n_own, len(V))  # as in of_each_sample: no small results between large chunks
-        for chunk in self._own_chunks():
-            own[start : start + len(chunk)] = _project(chunk, V) - offset[self.reference_row(chunk)]
-            start += len(chunk)
-        return self.workers.join(own)
+        return projections(self.source, V, self._offset(V), self.workers)
 
     def combine(self, U: Float[Tensor, "n v"]) -> Float[Tensor, "v k d"]:
         """Uᵀ G: the rows weighted by each column of U and added up, streamed."""
@@ -132,29 +125,82 @@ class CentredGradients:
         return self.reference.flatten(1) @ V.flatten(1).T  # c, v
 
 
-def top_singular_vectors(G: CentredGradients, n_vectors: int) -> Float[Tensor, "v k d"]:
-    """Eq. 7: the unit vectors that maximise Σ ⟨v, g_i − ∇̄⟩², largest first.
+def projections(
+    source: FactorSource, V: Float[Tensor, "v k d"], offset: Float[Tensor, "c v"], workers: Workers = ALONE
+) -> Float[Tensor, "n v"]:
+    """⟨g_i, v⟩ less an offset, which is one for all rows or one for each label; streamed, on the device of V."""
+    start, n = 0, len(source)
+    own = V.new_empty(len(range(n)[workers.part(n)]), len(V))  # as in of_each_sample: no small results between chunks
+    for chunk in workers.share(source).chunks():
+        rows = chunk.to(V.device, torch.float64)
+        own[start : start + len(rows)] = _project(rows, V) - (offset[rows.label] if len(offset) > 1 else offset)
+        start += len(rows)
+    return workers.join(own)
 
-    Fewer than `n_vectors` where G has a smaller rank, none where all its rows are zero: a vector
-    of singular value zero points anywhere, so a projection on it would mean nothing.
+
+def top_directions(terms: Sequence[tuple[CentredGradients, float]], n_vectors: int) -> Float[Tensor, "v k d"]:
+    """The unit vectors v that maximise Σ weight · Σ ⟨v, g_i − ∇̄⟩² over the terms, largest first.
+
+    One term of weight 1 gives the top singular vectors of G (Eq. 7). A term of negative weight is contrasted with.
+    Fewer than `n_vectors` where fewer have a value above zero, none where all rows are zero: a vector of value zero
+    points anywhere, so a projection on it would mean nothing.
     """
-    shape = G.reference.shape[1:]
-    small = max(SMALL_SIDE, 4 * n_vectors)
-    if len(G) == 0:
-        return G.reference.new_zeros(0, *shape)
-    if len(G) <= small:
-        values, left = _largest(G.gram(), n_vectors)
-        return _unit(G.combine(left[:, _kept(values, G)]))
-    if shape.numel() <= small:
-        values, right = _largest(G.covariance(), n_vectors)
+    terms = [(G, weight) for G, weight in terms if len(G)]
+    if not terms:
+        raise ValueError("directions of no gradients are not defined")
+    shape, n_rows = terms[0][0].reference.shape[1:], sum(len(G) for G, _ in terms)
+    most = min(max(GRAM_SIDE, GRAM_FACTOR * shape.numel() // sum(shape)), MOST_GRAM)
+    if shape.numel() <= SMALL_SIDE:
+        covariance = sum(weight * G.covariance() for G, weight in terms)
+        assert isinstance(covariance, Tensor)
+        values, right = _largest(covariance, n_vectors)
+    elif n_rows <= most and n_rows < shape.numel():
+        values, right = _by_inner_products(terms, n_vectors)
     else:
-        values, right = _iterated(G, n_vectors)
-    return right[:, _kept(values, G)].T.reshape(-1, *shape)
+        values, right = _by_passes(terms, n_vectors)
+    size = sum(abs(weight) * G.size_before_centring() for G, weight in terms)
+    kept = values > max(RELATIVE_RANK * abs(float(values[0])), CANCELLATION * size)
+    return right[:, kept].T.reshape(-1, *shape)
 
 
-def _kept(values: Tensor, G: CentredGradients) -> Tensor:
-    """Which squared singular values stand for a direction rather than for rounding errors."""
-    return values > max(RELATIVE_RANK * float(values[0]), CANCELLATION * G.size_before_centring())
+def _by_inner_products(terms: Sequence[tuple[CentredGradients, float]], n_vectors: int) -> tuple[Tensor, Tensor]:
+    """Of few rows: with G Gᵀ = L Lᵀ and weights S, an eigenvector y of Lᵀ S L gives Gᵀ S L y, one of Gᵀ S G."""
+    factors = [Factors(*(torch.cat(parts) for parts in zip(*_columns(G), strict=True))) for G, _ in terms]
+    stacked = Factors(
+        *(torch.cat([getattr(one, name) for one in factors]) for name in ("residual", "feature", "label"))
+    )
+    G = CentredGradients(stacked, terms[0][0].reference)
+    sizes = [len(one) for one in factors]
+    weight = torch.cat([G.reference.new_full((n,), own) for n, (_, own) in zip(sizes, terms, strict=True)])
+    gram = G.gram()
+    trace = float(gram.diagonal().clamp(min=0).sum())
+    if trace <= CANCELLATION * G.size_before_centring():
+        return gram.new_zeros(1), G.reference.new_zeros(G.reference[0].numel(), 1)
+    L = torch.linalg.cholesky(gram + JITTER * trace * torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
+    if len(gram) <= DENSE_GRAM:
+        values, own = _largest(L.T @ (weight[:, None] * L), n_vectors)
+    else:
+        values, own = _arpack(lambda y: L.T @ (weight * (L @ y)), len(gram), n_vectors, gram.device)
+    return values, _unit(G.combine(weight[:, None] * (L @ own))).flatten(1).T
+
+
+def _columns(G: CentredGradients) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+    for chunk in G._in_float64(G.source):
+        yield chunk.residual, chunk.feature, chunk.label
+
+
+def _by_passes(terms: Sequence[tuple[CentredGradients, float]], n_vectors: int) -> tuple[Tensor, Tensor]:
+    """Of many rows: each step of the iteration is one pass over them."""
+    reference = terms[0][0].reference
+    resident = [(G.kept_in_memory(), weight) for G, weight in terms]
+
+    def product(x: Tensor) -> Tensor:
+        V = x.reshape(1, *reference.shape[1:])
+        total = sum(weight * G.covariance_product(V) for G, weight in resident)
+        assert isinstance(total, Tensor)
+        return total.flatten()
+
+    return _arpack(product, reference[0].numel(), n_vectors, reference.device)
 
 
 def _largest(symmetric: Tensor, n_vectors: int) -> tuple[Tensor, Tensor]:
@@ -163,36 +209,28 @@ def _largest(symmetric: Tensor, n_vectors: int) -> tuple[Tensor, Tensor]:
     return values.flip(0)[:n_vectors], vectors.flip(1)[:, :n_vectors]
 
 
-def _iterated(G: CentredGradients, n_vectors: int) -> tuple[Tensor, Tensor]:
-    """The same for the matrix GᵀG of any size, by ARPACK on GGᵀ or GᵀG."""
-    shape, device = G.reference.shape[1:], G.reference.device
-    rows_are_fewer = len(G) < shape.numel()
-    most = min(max(GRAM_SIDE, GRAM_FACTOR * shape.numel() // sum(shape)), MOST_GRAM)
-    gram = G.gram() if rows_are_fewer and len(G) <= most else None
-    on_rows = gram is not None or (rows_are_fewer and shape.numel() > MOST_COLUMNS)
-    G = G if gram is not None else G.kept_in_memory()
+def _arpack(
+    product: Callable[[Tensor], Tensor], size: int, n_vectors: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The same of a matrix that is known by its products."""
 
-    def product(x: np.ndarray) -> np.ndarray:
-        vector = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64)).to(device)
-        if gram is not None:
-            return (gram @ vector.flatten()).cpu().numpy()
-        if on_rows:
-            return G.project(G.combine(vector.reshape(-1, 1))).flatten().cpu().numpy()
-        return G.covariance_product(vector.reshape(1, *shape)).flatten().cpu().numpy()
+    def on_cpu(x: np.ndarray) -> np.ndarray:
+        vector = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64).ravel()).to(device)
+        return product(vector).cpu().numpy()
 
-    size = len(G) if on_rows else shape.numel()
     rng = np.random.default_rng(0)  # the same each time: results repeat
     start = rng.standard_normal(size)
-    scale = float(np.linalg.norm(product(start)))
+    scale = float(np.linalg.norm(on_cpu(start)))
     if scale == 0:  # ARPACK cannot start on a matrix of zeros
-        return G.reference.new_zeros(1), G.reference.new_zeros(shape.numel(), 1)
+        return torch.zeros(1, dtype=torch.float64, device=device), torch.zeros(
+            size, 1, dtype=torch.float64, device=device
+        )
     # ARPACK takes very small values for zeros, and the gradients of a confident network are very small
-    operator = LinearOperator((size, size), matvec=lambda x: product(x) / scale, dtype=np.float64)
+    operator = LinearOperator((size, size), matvec=lambda x: on_cpu(x) / scale, dtype=np.float64)
     n_kept = min(size, max(KEPT_VECTORS, 2 * n_vectors + 1))
-    found, columns = eigsh(operator, k=n_vectors, v0=start, rng=rng, ncv=n_kept, tol=TOLERANCE)
+    found, columns = eigsh(operator, k=n_vectors, which="LA", v0=start, rng=rng, ncv=n_kept, tol=TOLERANCE)
     order = np.argsort(found)[::-1].copy()
-    values, vectors = (torch.from_numpy(part).to(device) for part in (found[order] * scale, columns[:, order]))
-    return values, _unit(G.combine(vectors)).flatten(1).T if on_rows else vectors
+    return torch.from_numpy(found[order] * scale).to(device), torch.from_numpy(columns[:, order]).to(device)
 
 
 class _Total:

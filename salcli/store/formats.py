@@ -305,7 +305,7 @@ def writing_representation(
         yield append
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RepresentationFile:
     """Features, logits and labels that stream from disk (a RepresentationSource). Wild labels are predicted ones."""
 
@@ -377,6 +377,8 @@ class Candidates:
     wild_score: np.ndarray  # of every wild sample
     predicted: np.ndarray  # the predicted class of every wild sample
     calibration_score: np.ndarray
+    p_value: np.ndarray  # of every wild sample; NaN where the score has no exact ones
+    certified: np.ndarray  # of the first k wild samples by falling score, at least so many are outliers (95%)
     threshold: float
     score_name: str
 
@@ -406,8 +408,6 @@ def read_candidates(found: Found) -> Candidates:
     try:
         candidates = Candidates(**arrays, threshold=facts["threshold"], score_name=facts["score_name"])
         _check_within(candidates.index, len(candidates.wild_score), "candidates")
-        if not len(candidates.index):
-            raise ValueError("it has no candidates")
     except (KeyError, TypeError, ValueError) as error:
         raise found.damaged(error) from None
     for name in ("wild_score", "calibration_score"):

@@ -18,7 +18,7 @@ from salcli.store.files import Found, fingerprint, locked, read_header
 
 SCRATCH = "scratch"
 RUNS, SPLITS = "runs", "data/splits"
-SAL = "sal"  # the variant without overrides
+SAL, SAL_PLUS = "sal", "sal-plus"  # the variant without overrides
 DETECTOR = "detector.safetensors"
 TEST_SCORES = "test-scores"  # the kind of scores.h5
 UNKNOWN = "unknown"  # π of wild data that come as they are

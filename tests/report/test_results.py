@@ -16,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
+from salcli.sal.separation import SeparationErrors
 
 from salcli.errors import MissingArtifactError, ParamsError, as_text, printable
 from salcli.params.presets import default_params
 from salcli.params.schema import validated
 from salcli.pipeline.filter import Filtered, IdFit
 from salcli.progress import Silent
+from salcli.report.figures import pi_chart
 from salcli.report.intervals import has_scores, with_scores
 from salcli.report.results import (
     LOWER_IS_BETTER,
@@ -31,12 +33,9 @@ from salcli.report.results import (
     results_frame,
     results_grids,
     results_view,
-    sweep_grid,
-    sweep_points,
 )
 from salcli.report.stage_tables import filter_view, two_histograms
 from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE, fpr_at_tpr, ood_metrics
-from salcli.sal.separation import SeparationErrors
 from salcli.store.files import Found, read_arrays, write_arrays, write_json
 from salcli.store.formats import Candidates
 from salcli.store.layout import TEST_SCORES, Experiment
@@ -280,30 +279,21 @@ def test_unseen_sets_are_named_with_the_wild_set_and_count_once(tmp_path: Path, 
     assert {*rows["n_seeds"][rows["ood"] == "far"]} == {len(SEEDS)}
 
 
-def test_points_of_the_sweep_come_from_what_dvc_has_built(tmp_path: Path, values: Values) -> None:
-    """At π = 1 there is no wild ID data, so the table has a gap."""
+def test_several_shares_are_drawn_and_at_one_there_is_no_wild_id_data(tmp_path: Path, values: Values) -> None:
     write_runs(tmp_path, values, pi="1")
     for path in tmp_path.glob("runs/*/*/pi-1/sal/filter.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "err_in": None}))
-    folder = write_runs(tmp_path, values, pi="0.1")
-    write_json(folder / "3/far/pi-0.1/sal/theory.json", {"zeta": 1.5})
-    points = sweep_points(folder)
-    assert [*zip(points["ood"], points["pi"], points["seed"], strict=True)] == [
-        (ood, pi, seed) for ood in SETS for pi in (0.1, 1) for seed in SEEDS
-    ]
-    one = points.iloc[1]
-    assert (one["n_wild"], one["n_candidates"], one["err_in"], one["err_out"], one["zeta"]) == (
-        1642,
-        71,
-        0.05,
-        0.4,
-        1.5,
-    )
-    assert (one["fpr95"], one["auroc"]) == (values[0, 1, 0, 0], values[0, 1, 0, 1])
-    text = shown(sweep_grid(points).rich())
-    (low, high) = [line.split() for line in text.splitlines() if " 1,642 " in line][:2]
-    assert low[:7] == ["far", "0.1", "1,642", "70–72", "5.0", "±", "0.0"]
-    assert high[:4] == ["1", "1,642", "70–72", "–"]
+    folder, params = write_runs(tmp_path, values, pi="0.1"), validated(default_params(), "params.yaml")
+    results = Results.from_folder(folder)
+    runs = results.runs.set_index(["ood", "pi", "seed", "method"])
+    assert list(runs.loc[("far", "0.1", 3, "sal"), ["err_in", "err_out"]]) == pytest.approx([5, 40])
+    assert np.isnan(runs.loc[("far", "1", 3, "sal"), "err_in"])
+    chart = pi_chart(results, params, "sal")
+    assert chart
+    drawn = chart.figure.axes[0].lines[0].get_xydata()
+    fpr95 = 100 * values[0, :, 0, 0].mean()
+    assert np.asarray(drawn) == pytest.approx(np.array([[0.1, fpr95], [1, fpr95]]))
+    assert pi_chart(results.by_pi()[0], params, "sal") is None
 
 
 ANY_SCORES = arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e6, 1e6) | st.floats(0, 1e-12) | st.just(0.0))

@@ -1,0 +1,152 @@
+"""The filter on scores: which wild samples are candidates, and what the list is worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from salcli.conformal.evidence import (
+    Verdict,
+    certificate,
+    false_discovery_cutoff,
+    longest_certified,
+    p_values,
+    threshold,
+    threshold_rank,
+    verdict,
+)
+from salcli.errors import ThresholdError
+from salcli.methods.base import Known, PostHoc
+from salcli.methods.combined import finite
+from salcli.methods.sal import FilterParams
+from salcli.sal.metrics import threshold_that_keeps
+from salcli.sal.tau import released_threshold
+
+ALPHA = 0.05  # of the T that a verdict counts by, where the list has no quantile of its own
+
+
+@dataclass(frozen=True)
+class FilterScores:
+    """Outlier scores of the ID samples that T is chosen on, and of the wild samples."""
+
+    calibration: Float[Tensor, " n"]
+    wild: Float[Tensor, " m"]
+    # of calibration and wild samples, by a score that treats them in the same way; None: there is none
+    exact: tuple[Float[Tensor, " c"], Float[Tensor, " m"]] | None
+
+
+def filter_scores(method: PostHoc, known: Known, params: FilterParams) -> FilterScores:
+    """By any score of features and logits."""
+    assert known.wild is not None
+    if params.calibration != "holdout":
+        (wild,), own = known.scores(method, known.wild), known.fitted(method)
+        calibration = own.scores(known.id_train, fitted_on=True)
+        return FilterScores(finite(method.name, calibration), finite(method.name, wild), None)
+    assert known.calibration is not None
+    calibration, wild = known.scores(method, known.calibration, known.wild)
+    own = known.fitted(method)
+    if (left_out := own.held_out_scores()) is not None:
+        calibration, wild = left_out
+    pair = finite(method.name, calibration), finite(method.name, wild)
+    return FilterScores(*pair, pair if own.is_exact else own.exact_scores())
+
+
+@dataclass(frozen=True)
+class Separation:
+    """Candidate outliers, and the evidence for them."""
+
+    scores: FilterScores
+    threshold: float  # candidates have a higher score
+    candidates: Int[np.ndarray, " c"]  # their indices among the wild samples, rising
+    p_value: Float[np.ndarray, " m"]  # exact, of every wild sample; NaN where there is none
+    certified: Int[np.ndarray, " m"]  # of the first k wild samples by falling score, at least so many are outliers
+    verdict: Verdict | None
+    why_none: str = ""  # why there is no verdict
+
+
+def separate(scores: FilterScores, params: FilterParams) -> Separation:
+    """Choose T and take what is above it."""
+    wild, n, m = scores.wild.numpy(), len(scores.calibration), len(scores.wild)
+    order = np.argsort(-wild, kind="stable")
+    p, certified = np.full(m, math.nan), np.zeros(m, np.int64)
+    if scores.exact is not None:
+        exact_calibration, exact_wild = (one.numpy() for one in scores.exact)
+        p, certified = p_values(exact_calibration, exact_wild), certificate(exact_calibration, exact_wild, order)
+    T = _threshold(scores, params, p, certified, wild[order])
+    candidates = np.flatnonzero(wild > T)
+    found, why = None, ""
+    if scores.exact is not None and n:
+        alpha = 1 - params.threshold_quantile if params.threshold_quantile else ALPHA
+        found = verdict(exact_calibration, exact_wild, candidates, threshold_rank(len(exact_calibration), alpha))
+    elif params.calibration != "holdout":
+        why = "T is of training data, so how many ID data alone would give is not known"
+    else:
+        why = "v is fitted to the wild data alone, so held-out ID data do not say how many of them are ID"
+    return Separation(scores, T, candidates, p, certified, found, why)
+
+
+def _threshold(
+    scores: FilterScores,
+    params: FilterParams,
+    p: Float[np.ndarray, " m"],
+    certified: Int[np.ndarray, " m"],
+    ranked: Float[np.ndarray, " m"],  # wild scores, falling
+) -> float:
+    calibration, n, m = scores.calibration, len(scores.calibration), len(ranked)
+    if n == 0:
+        raise ThresholdError("there are no ID samples to choose T on; use a larger calibration set")
+    if params.fdr is not None:
+        cutoff = false_discovery_cutoff(p, params.fdr)
+        flagged = scores.wild.numpy()[p <= cutoff]
+        return math.nextafter(float(flagged.min()), -math.inf) if len(flagged) else math.inf
+    if params.certified is not None:
+        length = longest_certified(certified, params.certified)
+        while 0 < length < m and ranked[length - 1] == ranked[length]:  # equal scores are in or out together
+            length -= 1
+        return math.nextafter(float(ranked[length - 1]), -math.inf) if length else math.inf
+    quantile = params.threshold_quantile
+    if quantile is None:
+        return 0.0  # the log-odds of P(outlier) = ½
+    if params.calibration == "id-svd":
+        return released_threshold(calibration, quantile)
+    if params.calibration == "train":
+        return threshold_that_keeps(calibration.numpy(), quantile)
+    T = threshold(calibration.numpy(), 1 - quantile)
+    if math.isinf(T):
+        needed = math.ceil(1 / (1 - quantile) - 1 - 1e-9)
+        raise ThresholdError(
+            f"filter.threshold_quantile {quantile:g} needs at least {needed:,} calibration samples, got {n:,}; use a "
+            "smaller quantile, or more calibration data (data.id_shares.calibration)"
+        )
+    return T
+
+
+def sentence(found: Separation) -> str:
+    """What was found, for a person."""
+    count = len(found.candidates)
+    own = found.verdict
+    if own is None:
+        return f"{count:,} candidates; {found.why_none}."
+    match own.kind:
+        case "found":
+            certified = f"at least {own.certified:,} of them are outliers (95%)"
+            if not own.certified:
+                certified = f"the wild data have at least {own.certified_of_all:,} outliers (95%), none of them certain"
+            share = f"{100 * own.share.value:.1f} ({100 * own.share.low:.1f}–{100 * own.share.high:.1f})%"
+            return f"{count:,} candidates; {certified}. An estimated {share} of the wild data are outliers."
+        case "cannot tell":
+            return (
+                f"Cannot tell: {own.above:,} samples above T, where {own.expected:.0f} ± {own.margin:.0f} would come "
+                f"from ID data alone; about {own.needed:,} calibration samples would tell."
+            )
+        case "nothing found":
+            return f"Nothing found: at most {own.at_most:,} of {own.n_wild:,} wild samples are outliers above T (95%)."
+        case "drift":
+            return (
+                "No verdict: the wild data differ from the labeled data as a whole, not only in outliers (another "
+                "camera, other writers?); calibrate on labeled samples from the source of the wild data."
+            )
