@@ -3,8 +3,8 @@
     python -m benchmarks.guarantees FOLDER [--deals 500] [--sal-plus 40]
 
 FOLDER is that of `python -m benchmarks.wild`, which makes its features: the embedded digits, CIFAR-10 on a ResNet-20
-and banking77 as sentence vectors. The network or linear head of a set is fixed. In each deal its held-out ID samples are
-dealt again into calibration, wild and new samples, and with π > 0 outliers join the wild ones. SAL+ learns from
+and banking77 as sentence vectors. The network or linear head of a set is fixed. In each deal its held-out ID samples
+are dealt again into calibration, wild and new samples, and with π > 0 outliers join the wild ones. SAL+ learns from
 calibration and wild data; its numbers are of fewer deals, and of models of left-out folds.
 """
 

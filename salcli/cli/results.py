@@ -240,9 +240,10 @@ def review(
     from os.path import relpath
     from shlex import quote
 
-    from salcli.pipeline import review as lists
+    from salcli.project import review as lists
     from salcli.report.listings import review_table
     from salcli.report.page_data import wild_addresses
+    from salcli.store.review import ADD, DROP
 
     target = file or Path("label-studio.json") if to else out
     if to and back:
@@ -266,7 +267,7 @@ def review(
     if back and file:
         rows = lists.read_label_studio(file, workspace, params, session.experiments)
         lists.write_review(out, rows)
-        n_dropped, n_added = (sum(row.decision == word for row in rows) for word in (lists.DROP, lists.ADD))
+        n_dropped, n_added = (sum(row.decision == word for row in rows) for word in (DROP, ADD))
         say(f"labels in {file}: {n_dropped} candidates dropped, {n_added} samples added")
         session.finish(review_table(rows), [out], train)
         return

@@ -26,9 +26,9 @@ from salcli.report.console import Cell, Grid, first_few, plain_table, records_ta
 if TYPE_CHECKING:  # load torch
     from salcli.detector.detector import Scanned
     from salcli.methods.base import Method
-    from salcli.pipeline.review import ReviewRow
     from salcli.project.custom_data import CustomSet
     from salcli.project.planning import Plan
+    from salcli.project.review import ReviewRow
 
 SHOWN_CLASSES, SHOWN_FILES = 6, 2
 

@@ -18,7 +18,6 @@ from markupsafe import Markup
 from salcli import __version__
 from salcli.errors import MissingArtifactError
 from salcli.params.reading import AVERAGE
-from salcli.pipeline.review import as_cell, filter_mark
 from salcli.progress import Progress
 from salcli.report.console import Cell
 from salcli.report.figures import (
@@ -46,6 +45,7 @@ from salcli.report.results import (
 from salcli.report.stage_tables import nothing_found, score_label, share_text
 from salcli.store.files import read_header
 from salcli.store.layout import RUNS, SAL, SCRATCH, UNKNOWN, Experiment, Workspace
+from salcli.store.review import as_cell, filter_mark
 
 if TYPE_CHECKING:
     from salcli.params.schema import Params

@@ -24,7 +24,7 @@ from PIL import Image
 from salcli.errors import BadArtifactError, ReviewError
 from salcli.pipeline.loading import id_samples, ood_test_samples, wild_file_names, wild_samples
 from salcli.pipeline.prepare import original_images
-from salcli.pipeline.review import ReviewRow, just_below, ranked_candidates
+from salcli.project.review import ReviewRow, just_below, ranked_candidates
 from salcli.report.stage_tables import score_label
 from salcli.sal.metrics import ID_QUANTILE, roc_points, threshold_that_keeps
 from salcli.store.files import read_arrays, reading_json
@@ -250,7 +250,7 @@ def wild_addresses(
         return [str(own["source"]) for own in shown], columns
     if not _are_images(params, wild):
         raise ReviewError("these wild samples are vectors, which have no images; leave out --images")
-    if not any(files):
+    if not all(row.is_image_file for row in rows):
         raise ReviewError("the files of these wild samples are not known; leave out --images, and tasks hold copies")
     return [prefix + quote(os.fsencode(file)) for file in files], columns
 

@@ -22,7 +22,6 @@ from PIL import Image
 from salcli.errors import MissingArtifactError
 from salcli.params.schema import Params, load_params
 from salcli.pipeline.loading import wild_samples
-from salcli.pipeline.review import reviewed
 from salcli.progress import Silent
 from salcli.report.figures import histogram_chart, roc_chart
 from salcli.report.page import collect, render
@@ -30,6 +29,7 @@ from salcli.report.page_data import MethodScores
 from salcli.store.files import Found
 from salcli.store.formats import read_candidates
 from salcli.store.layout import Workspace
+from salcli.store.review import reviewed
 
 SCORES_FILE = EXPERIMENT.evaluation("scores.h5")
 METRICS_FILE = EXPERIMENT.evaluation("metrics.json")

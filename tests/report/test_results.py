@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
+from salcli.sal.separation import SeparationErrors
 
 from salcli.errors import MissingArtifactError, ParamsError, as_text, printable
 from salcli.params.presets import default_params
@@ -35,7 +36,6 @@ from salcli.report.results import (
 )
 from salcli.report.stage_tables import filter_view, two_histograms
 from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE, fpr_at_tpr, ood_metrics
-from salcli.sal.separation import SeparationErrors
 from salcli.store.files import Found, read_arrays, write_arrays, write_json
 from salcli.store.formats import Candidates
 from salcli.store.layout import TEST_SCORES, Experiment
