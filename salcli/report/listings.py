@@ -253,7 +253,11 @@ class HighestScores:
     def table(self, width: int) -> Table:
         """No wider than `width`: of a long path the end is shown."""
         what = "images" if self._names == "path" else "vectors"
-        more = f"The {len(self._highest)} highest outlier scores of {self._n:,} {what}" if self._n > len(self._highest) else ""
+        more = (
+            f"The {len(self._highest)} highest outlier scores of {self._n:,} {what}"
+            if self._n > len(self._highest)
+            else ""
+        )
         table = plain_table(more, self._names, "class", "probability", "score", "OOD", "p-value")
         for path, name, probability, score, is_ood, p_value, _ in self._highest:
             table.add_row(
