@@ -244,7 +244,7 @@ class OutlierDirections:
     """The directions of all classes, or in a list of one that of all: for a detector's file."""
 
     vector: Float[Tensor, "c v k d"]  # zero for a class without wild gradients: τ is 0 there
-    offset: Float[Tensor, "k v"]
+    offset: Float[Tensor, "l v"]  # of each label
     temperature: float
     label_row_only: bool
 

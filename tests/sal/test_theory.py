@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from salcli.sal import theory
 from salcli.sal.gradients import mean_gradient
-from salcli.sal.separation import separation_errors
-from salcli.sal.spectrum import CentredGradients, top_singular_vectors
+from salcli.sal.spectrum import CentredGradients, top_directions
+from salcli.sal.tau import separation_errors
 
 
 def normal(seed: int, n: int, mean: float = 0.0) -> torch.Tensor:
@@ -75,7 +75,7 @@ def test_gradients_are_drawn_at_their_own_length_and_angle(seed: int, n: int) ->
     wild, id_train = random_factors(n, 3, 5, seed), random_factors(9, 3, 5, seed + 1)
     reference = mean_gradient(id_train)[None]
     G = CentredGradients(wild, reference)
-    v = top_singular_vectors(G, 1)
+    v = top_directions([(G, 1.0)], 1)
     centred = wild.dense().double() - reference.flatten(1)
     groups = torch.stack([torch.arange(n) < 2, torch.arange(n) >= 2])
     of_means = torch.stack([centred[group].mean(0) for group in groups])
