@@ -35,48 +35,21 @@ class BadArtifactError(SalError):
     """A file is damaged, of another kind, or does not belong to the other inputs."""
 
 
-class StorageError(SalError):
-    """A file cannot be written."""
-
-
-class DataError(SalError):
-    """The data cannot be read, split or mixed as asked for."""
-
-
-class FetchError(SalError):
-    """A file of a data set cannot be fetched."""
-
-
 class ThresholdError(SalError):
     """The filter's threshold leaves no candidate outliers."""
 
 
-class TrainingError(SalError):
-    """The loss became NaN or infinite, or a training cannot run as asked for."""
-
-
-class UsageMistakeError(SalError):
-    """A command was started in a way that cannot work."""
-
-
-class DeviceError(SalError):
-    """The requested device is not available."""
-
-
-class ProjectError(SalError):
-    """A folder cannot be made ready for `dvc repro`."""
-
-
-class PaperError(SalError):
-    """The paper reports nothing that these results could be compared with."""
-
-
-class ReviewError(SalError):
-    """A corrected list of candidates cannot be used."""
-
-
-class MetricsError(SalError):
-    """Scores that no metric can be computed from."""
+# names that other packages still use
+DataError = SalError
+DeviceError = SalError
+FetchError = SalError
+MetricsError = SalError
+PaperError = SalError
+ProjectError = SalError
+ReviewError = SalError
+StorageError = SalError
+TrainingError = SalError
+UsageMistakeError = SalError
 
 
 def as_text(name: str | Path) -> str:
@@ -101,7 +74,7 @@ def escaped(text: str) -> str:
 def check_regular(path: Path) -> None:
     """Refuse what is no file: to open a pipe would wait for a writer for ever, and a device may have no end."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise UsageMistakeError(f"{path} is a pipe or a device; it should be a file")
+        raise SalError(f"{path} is a pipe or a device; it should be a file")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

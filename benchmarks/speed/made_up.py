@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from salcli.data.sets import Samples
 from salcli.data.splits import IdSplit
 from salcli.models.network import Classifier, NetworkSpec
 from salcli.params.presets import preset
@@ -16,12 +17,11 @@ from salcli.pipeline import prepare
 from salcli.project.init import create
 from salcli.sal.gradients import Representation
 from salcli.store.formats import (
-    Description,
-    WildSet,
+    WILD_SET,
     write_id_split,
+    write_index,
     write_network,
     write_samples,
-    write_wild_set,
     writing_representation,
 )
 from salcli.store.layout import Artifact, Experiment, Workspace, prepared_set
@@ -67,14 +67,14 @@ def image_project(folder: Path, n_wild: int, backbone: str, device: str = "cpu")
     n_id = 2 * round(0.9 * n_wild)
     n_test = n_id // 5
     array = _noise(rng, n_id + n_test)
-    id_set = Description(
-        ID,
+    id_set = Samples(
+        array,
         labels=rng.integers(0, N_CLASSES, n_id + n_test),
         class_names=tuple(f"class {k}" for k in range(N_CLASSES)),
         is_test=np.arange(n_id + n_test) >= n_id,
     )
-    write_samples(workspace.target(prepared_set(ID)), array, id_set)
-    write_samples(workspace.target(prepared_set(OOD)), _noise(rng, n_wild), Description(OOD))
+    write_samples(workspace.target(prepared_set(ID)), id_set, {"name": ID})
+    write_samples(workspace.target(prepared_set(OOD)), Samples(_noise(rng, n_wild)), {"name": OOD})
     prepare.prepare_split(workspace, params.data, experiment)
     prepare.prepare_wild(workspace, params.data, experiment)
     _write_classifier(setup, backbone)
@@ -105,15 +105,15 @@ def vector_project(folder: Path, n_wild: int, dimensions: int, post_hoc: tuple[s
     n_test = n_id // 5
     labels = rng.integers(0, N_CLASSES, n_id + n_test)
     array = drawn(labels)
-    id_set = Description(
-        ID,
+    id_set = Samples(
+        array,
         labels=labels,
         class_names=tuple(f"class {k}" for k in range(N_CLASSES)),
         is_test=np.arange(n_id + n_test) >= n_id,
     )
-    write_samples(workspace.target(prepared_set(ID)), array, id_set)
+    write_samples(workspace.target(prepared_set(ID)), id_set, {"name": ID})
     odd = drawn(N_CLASSES + rng.integers(0, 4, round(0.2 * n_wild)))
-    write_samples(workspace.target(prepared_set(OOD)), odd, Description(OOD))
+    write_samples(workspace.target(prepared_set(OOD)), Samples(odd), {"name": OOD})
     prepare.prepare_split(workspace, params.data, experiment)
     prepare.prepare_wild(workspace, params.data, experiment)
     return setup
@@ -126,7 +126,7 @@ def filter_project(folder: Path, n_wild: int, n_classes: int, n_features: int, s
     # never read: representations store the fingerprints of these three files
     none = np.empty(0, np.int64)
     write_id_split(workspace.target(experiment.split), IdSplit(none, none, none, none), {})
-    write_wild_set(workspace.target(experiment.wild), WildSet(none, none), workspace.about(experiment.wild))
+    write_index(workspace.target(experiment.wild), WILD_SET, none, workspace.about(experiment.wild))
     _write_classifier(setup, SMALL_BACKBONE)
     for artifact, n in (
         (experiment.id_representation("train"), n_wild),

@@ -29,7 +29,7 @@ from benchmarks.speed.measuring import (
 )
 from salcli.data.decoding import Shape, decode, one_ahead
 from salcli.data.folders import image_files
-from salcli.data.sets import Source
+from salcli.data.sets import Samples
 from salcli.methods.base import Head, Known, PostHoc, built_in
 from salcli.methods.combined import Combined
 from salcli.methods.features import Neighbours
@@ -90,7 +90,7 @@ def _embedding(sizes: Sizes, folder: Path) -> Row:
 
     def bare() -> None:
         shape = Shape(wanted.channels, wanted.resize, wanted.interpolation, wanted.crop)
-        source = Source(image_files(photos))
+        source = Samples(files=image_files(photos))
         with torch.inference_mode():
             for block in one_ahead(decode(source, shape, Silent(), skip_bad=False)):
                 for images in torch.from_numpy(block.images).split(at_once):  # type: ignore[no-untyped-call]

@@ -78,6 +78,8 @@ def _fail(message: str, code: int) -> NoReturn:
     except OSError:
         _discard_output()
     if not is_main_process():  # most errors happen in all processes: the main one speaks first
+        if code == INTERRUPTED:  # always in all
+            raise typer.Exit(code)
         time.sleep(SECONDS_FOR_MAIN)
         message = f"process {rank()}: {message}"
     print(escaped(message), file=sys.stderr, flush=True)
@@ -132,7 +134,6 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "init": projects.init,
         "presets": projects.list_presets,
         "methods": projects.list_methods,
-        "dag": projects.dag,
         "toy": results.toy,
     },
     "The pipeline, stage by stage": {
@@ -153,7 +154,6 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "inspect": results.inspect,
         "verify": results.verify,
         "theory": results.theory,
-        "sweep-pi": results.sweep_pi,
     },
 }
 for panel, commands in PANELS.items():
@@ -211,6 +211,6 @@ def _end_soon(signals: int) -> None:
 
 
 def _skip_last_collection() -> None:
-    """Python would look for garbage among all that torch has built; the process ends anyway (see cli/__init__.py)."""
+    """Python would look for garbage among all that torch has built, for half a second, although the process ends."""
     if "triton" not in sys.modules:  # whose bindings would report leaks
         gc.freeze()

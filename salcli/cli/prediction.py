@@ -48,16 +48,16 @@ def predict(
     null: Annotated[bool, typer.Option("--null", "-0", help="Paths on standard input end with NUL.")] = False,
     **given: Any,
 ) -> None:
-    """Predict for each image or vector: its class, its OOD score, whether it is OOD, and a p-value.
+    """Predict for each image or vector: its class, its score (higher = more OOD), whether it is OOD, and a p-value.
 
     Exit code 0, or 3 with --fail-on-ood if any sample is OOD, or 2 if nothing could be done.
     """
     from salcli.detector.predict import choose_format
     from salcli.detector.predict import predict as run
     from salcli.report.console import console
-    from salcli.report.listings import LowestScores
+    from salcli.report.listings import HighestScores
 
-    chosen_format, table = choose_format(output_format, out), LowestScores()
+    chosen_format, table = choose_format(output_format, out), HighestScores()
     tally = run(paths, out=out, output_format=chosen_format, table=table.write, null=null, fdr=fdr, **_scoring(given))
     if chosen_format == "table":
         console.print(table.table(console.width))

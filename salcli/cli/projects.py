@@ -1,4 +1,4 @@
-"""Commands around experiments: init, presets, methods, dag, data."""
+"""Commands around experiments: init, presets, methods, data."""
 
 from enum import StrEnum
 from functools import partial
@@ -10,7 +10,7 @@ import typer
 
 from salcli.cli.options import PARAMS_YAML, columns_of, option, taking
 from salcli.cli.session import say
-from salcli.errors import UsageMistakeError
+from salcli.errors import SalError
 
 HERE = Path()
 CUSTOM, COLUMNS, NETWORK = "Custom data", "Columns of vectors (.parquet, .npz)", "Network of images"
@@ -65,22 +65,6 @@ def list_methods(
         print(methods_grid(built_in(), with_summary=True).markdown())
     else:
         console.print(methods_grid(built_in()).rich())
-
-
-def dag(
-    dot: Annotated[bool, typer.Option("--dot", help="Write it for Graphviz (salcli dag --dot | dot -Tsvg).")] = False,
-) -> None:
-    """Show the stages of dvc.yaml: how often each runs, what it needs and what it does."""
-    from salcli.params.reading import read_yaml
-    from salcli.report.console import console
-    from salcli.report.listings import pipeline_dot, pipeline_stages, pipeline_table
-
-    read_yaml(HERE / "dvc.yaml")  # DVC crashes at what is nested deeply
-    stages = pipeline_stages(HERE)
-    if dot:
-        print(pipeline_dot(stages))
-    else:
-        console.print(pipeline_table(stages))
 
 
 @taking(
@@ -181,7 +165,15 @@ def init(
         from salcli.report.console import ConsoleProgress, console
         from salcli.report.listings import plan_table
 
-        _check_options([name for name, value in given.items() if value], chosen.name)
+        options = [name for name, value in given.items() if value]
+        if missing := " and ".join(f"--{name}" for name in ("id", "wild") if name not in options):
+            there = options[0].replace("_", "-")
+            raise SalError(f"--{there} needs {missing} as well: labeled and unlabeled samples")
+        if chosen.name != "default":
+            raise SalError(f"--preset {chosen.name} is for published data; leave it out, or --id and --wild")
+        for name in ("weights", "head", "mean", "std"):
+            if name in options and "model" not in options:
+                raise SalError(f"--{name} is about a network; name that with --model")
         refuse_to_overwrite(folder, force)
         if given["image_size"]:
             values.setdefault("data.image_size", given["image_size"])
@@ -212,18 +204,6 @@ def init(
         say("no git repository: fine for dvc repro; for dvc exp, git init && dvc config core.no_scm false", "dim")
     go_there = [] if folder == HERE else [f"cd {quote(str(folder))}"]
     say(f"next: {' && '.join([*go_there, *project.next_commands])}", "bold")
-
-
-def _check_options(given: list[str], preset: str) -> None:
-    missing = [f"--{name}" for name in ("id", "wild") if name not in given]
-    if missing:
-        there = f"--{given[0].replace('_', '-')}"
-        raise UsageMistakeError(f"{there} needs {' and '.join(missing)} as well: labeled and unlabeled samples")
-    if preset != "default":
-        raise UsageMistakeError(f"--preset {preset} is for published data; leave it out, or --id and --wild")
-    alone = [name for name in ("weights", "head", "mean", "std") if name in given]
-    if alone and "model" not in given:
-        raise UsageMistakeError(f"--{alone[0]} is about a network; name that with --model")
 
 
 # -- salcli data
@@ -259,14 +239,18 @@ def list_data(
     output_format: Annotated[Format, typer.Option("--format", help="How to write the list.")] = Format.rich,
 ) -> None:
     """Show every data set: what it is, where it comes from, and whether it is here."""
-    from salcli.data.catalogue import DATA_SETS
+    from salcli.data.catalogue import DATA_SETS, custom_paths
     from salcli.data.fetching import status
+    from salcli.params.reading import lookup, read_yaml
     from salcli.report.console import console
     from salcli.report.listings import data_json, data_table
 
     folder = _root(root)
+    asked_for = lookup(read_yaml(PARAMS_YAML), "data.custom") if PARAMS_YAML.exists() else None
+    custom: dict[str, list[Path]] = {}
+    for name, paths in asked_for.items() if isinstance(asked_for, dict) else ():
+        custom[str(name)] = custom_paths(paths if isinstance(paths, list) else str(paths), Path())
     found = {record: status(name, folder) for name, record in DATA_SETS.items()}
-    custom = _custom_sets()
     if output_format is Format.json:
         print(data_json(found, custom))
         return
@@ -306,16 +290,6 @@ def fetch_data(
     except KeyboardInterrupt:
         say("what has arrived is kept: the same command resumes from there", "dim")
         raise
-
-
-def _custom_sets() -> dict[str, list[Path]]:
-    """The sets of data.custom in ./params.yaml, with their paths."""
-    from salcli.data.catalogue import custom_paths
-    from salcli.params.reading import lookup, read_yaml
-
-    custom = lookup(read_yaml(PARAMS_YAML), "data.custom") if PARAMS_YAML.exists() else None
-    sets = custom.items() if isinstance(custom, dict) else ()
-    return {str(name): custom_paths(paths if isinstance(paths, list) else str(paths), Path()) for name, paths in sets}
 
 
 def _root(option: Path | None) -> Path:

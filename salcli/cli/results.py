@@ -1,4 +1,4 @@
-"""Commands that show results and files: table, report, review, inspect, verify, theory, sweep-pi, toy."""
+"""Commands that show results and files: table, report, review, inspect, verify, theory, toy."""
 
 from enum import StrEnum
 from inspect import Parameter
@@ -9,7 +9,7 @@ import typer
 
 from salcli.cli.options import OOD, PARAMS, PI, READ_SCRATCH, RUN, SCRATCH, SEED, SET, VARIANT, option, taking
 from salcli.cli.session import Session, say, written
-from salcli.errors import BadArtifactError, ParamsError, ReviewError, UsageMistakeError, escaped, unknown_name
+from salcli.errors import BadArtifactError, ParamsError, SalError, escaped, unknown_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,27 +101,19 @@ def _compare_with_paper(params_file: Path, output_format: Format) -> None:
     from salcli.params.reading import read_yaml
     from salcli.params.schema import load_params
     from salcli.report.console import console
-    from salcli.report.paper import (
-        beside_the_paper,
-        errors_beside_the_paper,
-        matching_settings,
-        paper_frame,
-        paper_grids,
-    )
+    from salcli.report.paper import beside_the_paper, matching_tables
     from salcli.report.results import Results, asked_for
     from salcli.store.layout import RUNS
 
     params, _ = load_params(params_file)
-    matching_settings(params)  # whether there is anything to compare with, before anything is read
-    folder, asked = params_file.parent / RUNS, asked_for(read_yaml(params_file))
-    comparisons = beside_the_paper(Results.from_folder(folder, asked), params)
-    comparisons += errors_beside_the_paper(folder, asked, params)
-    grids = paper_grids(comparisons)
+    matching_tables(params)  # whether there is anything to compare with, before anything is read
+    results = Results.from_folder(params_file.parent / RUNS, asked_for(read_yaml(params_file)))
+    grids, frame = beside_the_paper(results, params)
     if output_format is Format.rich:
         for grid in grids:
             console.print(grid.rich())
     else:
-        _print(grids, paper_frame(comparisons), output_format)
+        _print(grids, frame, output_format)
 
 
 def _print(grids: "list[Grid]", frame: "pd.DataFrame", output_format: Format) -> None:
@@ -188,7 +180,7 @@ def report(
     from salcli.store.files import write_text
 
     if out.is_dir():
-        raise UsageMistakeError(f"--out {out} is a folder; name a file, for example {out / 'report.html'}")
+        raise SalError(f"--out {out} is a folder; name a file, for example {out / 'report.html'}")
     chosen = {name: [value] for name, value in shown.items() if value not in (None, "")}
     session = Session.open("report", {"params": params, "scratch": scratch, **chosen}, parallel=False)
     experiment, unseen = session.experiments[0], shown["unseen"] or ""
@@ -248,22 +240,24 @@ def review(
     from os.path import relpath
     from shlex import quote
 
-    from salcli.pipeline import review as lists
-    from salcli.report.galleries import wild_addresses
+    from salcli.project import review as lists
     from salcli.report.listings import review_table
+    from salcli.report.page_data import wild_addresses
+    from salcli.store.review import ADD, DROP
 
     target = file or Path("label-studio.json") if to else out
-    mistakes = {
-        "--to writes tasks and --from reads their labels; use one of them": to and back,
-        "FILE goes with --to or --from; name the list to write with --out": file and not (to or back),
-        "name the file that Label Studio exported: salcli review --from label-studio FILE": back and not file,
-        "--images goes with --to label-studio": images is not None and not to,
-        f"{target}: Label Studio imports tasks from a file that ends in .json": to and target.suffix.lower() != ".json",
-    }
-    if mistake := next((message for message, is_made in mistakes.items() if is_made), ""):
-        raise UsageMistakeError(mistake)
+    if to and back:
+        raise SalError("--to writes tasks and --from reads their labels; use one of them")
+    if file and not (to or back):
+        raise SalError("FILE goes with --to or --from; name the list to write with --out")
+    if back and not file:
+        raise SalError("name the file that Label Studio exported: salcli review --from label-studio FILE")
+    if images is not None and not to:
+        raise SalError("--images goes with --to label-studio")
+    if to and target.suffix.lower() != ".json":
+        raise SalError(f"{target}: Label Studio imports tasks from a file that ends in .json")
     if target.exists() and not force:
-        raise ReviewError(
+        raise SalError(
             f"{target} exists already, perhaps with decisions; name another {'FILE' if to else '--out'}, or overwrite "
             "with --force"
         )
@@ -273,11 +267,11 @@ def review(
     if back and file:
         rows = lists.read_label_studio(file, workspace, params, session.experiments)
         lists.write_review(out, rows)
-        n_dropped, n_added = (sum(row.decision == word for row in rows) for word in (lists.DROP, lists.ADD))
+        n_dropped, n_added = (sum(row.decision == word for row in rows) for word in (DROP, ADD))
         say(f"labels in {file}: {n_dropped} candidates dropped, {n_added} samples added")
         session.finish(review_table(rows), [out], train)
         return
-    shown = variant or params.incumbent  # of two variants, most samples would be listed twice
+    shown = variant or params.variants[0]  # what SAL trains on; of two variants, most samples would be listed twice
     rows, tasks = [], []
     for experiment in (one for one in session.experiments if one.variant == shown):
         own = lists.rows_for_review(workspace, params, experiment, below)
@@ -318,49 +312,13 @@ def theory(**given: Any) -> None:
     from salcli.report.stage_tables import theory_view
 
     session = Session.open("theory", given, parallel=False)
-    done = session.run(stage.run, session.experiments)
+    done = session.run(stage.run, [one for one in session.experiments if one.variant in session.params.variants])
     figures = []
     for result in done:
         drawn = [session.workspace.target(result.experiment.theory(kind)) for kind in FORMATS]
         write_theory_figure(result, drawn)
         figures += drawn
     session.finish(theory_view(done), [*written(done), *figures])
-
-
-@taking(PARAMS, OOD, SEED)
-def sweep_pi(
-    variant: Annotated[
-        str | None, typer.Option(help="The variant of SAL; else the first.", rich_help_panel=RUN)
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write pi.csv, pi.png and pi.svg.")] = Path("sweep"),
-    **given: Any,
-) -> None:
-    """Draw ERR_in, ERR_out and FPR95 against π, with the paper's points, for all π that have been built.
-
-    Set several shares in data.pi and run `dvc repro` first.
-    """
-    from salcli.report.figures import FORMATS, write_sweep_figure
-    from salcli.report.paper import paper_curves
-    from salcli.report.results import sweep_grid, sweep_points
-    from salcli.store.files import write_text
-    from salcli.store.layout import RUNS, UNKNOWN
-
-    session = Session.open("sweep-pi", given, parallel=False)
-    if UNKNOWN in session.params.data.pi:
-        raise ParamsError("data.pi is [unknown]: the wild data come as they are, so there is no share to sweep")
-    wanted = {(experiment.ood, experiment.seed) for experiment in session.experiments}
-    every = sweep_points(session.workspace.root / RUNS, variant=variant or session.params.variants[0])
-    points = every[[pair in wanted for pair in zip(every["ood"], every["seed"], strict=True)]]
-    shares = points["pi"].unique()
-    if len(shares) < 2:
-        built = f"only π {shares[0]:g} has been built" if len(shares) else "nothing has been built"
-        raise ParamsError(f"{built}; set data.pi to several shares, such as [0.05, 0.1, 0.5], and run dvc repro")
-    table_file, figures = out / "pi.csv", [out / f"pi.{kind}" for kind in FORMATS]
-    write_text(table_file, points.to_csv(index=False, float_format="%.6g"))
-    ood_sets = list(points["ood"].unique())
-    setting = f"{session.params.data.id}, {session.params.model.backbone}"
-    write_sweep_figure(points, paper_curves(session.params, ood_sets), setting, figures)
-    session.finish(sweep_grid(points).rich(), [table_file, *figures])
 
 
 def toy(

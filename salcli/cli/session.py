@@ -1,21 +1,20 @@
 """What stage commands share: params with overrides, the experiments to run, and the closing lines."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from salcli.cli.options import PARAMS_YAML, overrides_in
-from salcli.errors import ParamsError, UsageMistakeError, unknown_name
+from salcli.errors import ParamsError, SalError, unknown_name
 from salcli.progress import world_size
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it
@@ -69,7 +68,7 @@ class Session:
         if parallel:
             _launch(params.launcher)
         elif world_size() > 1:
-            raise UsageMistakeError("this command runs in one process; start it without torchrun")
+            raise SalError("this command runs in one process; start it without torchrun")
         _check_names(given, params)
         is_scratch = bool(given.get("scratch")) or any(one.key not in {*NOT_A_RESULT, *elsewhere} for one in changed)
         for change in changed:
@@ -92,7 +91,7 @@ class Session:
                 for ood in dict.fromkeys(given.get("ood") or params.data.ood)
                 for pi in dict.fromkeys(shares or params.data.pi)
                 for seed in dict.fromkeys(given.get("seed") or params.seeds)
-                for variant in dict.fromkeys(given.get("variant") or params.variants)
+                for variant in dict.fromkeys(given.get("variant") or [*params.filters, *params.variants])
             ],
             unseen_sets=tuple(dict.fromkeys(given.get("unseen") or params.data.test_ood)),
             chosen={name: tuple(dict.fromkeys(values)) for name, values in chosen.items()},
@@ -196,12 +195,17 @@ def _check_names(given: Mapping[str, Any], params: "Params") -> None:
             raise unknown_name("variant", name, params.variant)
 
 
-def _warn_of_unread(command: str, assigned: Iterable[str]) -> None:
+def _warn_of_unread(command: str, assigned: Collection[str]) -> None:
     """Warn of keys that no stage of this command depends on, by what the pipeline says."""
-    pipeline = (files("salcli.project") / "pipeline.yaml").read_text(encoding="utf-8")
-    stages = [text for text in re.split(r"\n\n(?=  [\w-]+:\n)", pipeline) if f"salcli {command}" in text]
+    from salcli.params.reading import read_yaml
+
+    if not assigned:
+        return
     read = {"seeds", "launcher", "timeout", "device", "variant", "data"}
-    read |= {found for stage in stages for found in re.findall(r"^      - ([a-z_]+)\b", stage, re.MULTILINE)}
+    with as_file(files("salcli.project") / "pipeline.yaml") as pipeline:
+        stages = [one for one in read_yaml(pipeline)["stages"].values() if f"salcli {command}" in str(one["cmd"])]
+    for stage in stages:
+        read |= {key.split(".")[0] for key in stage["params"] if isinstance(key, str)}
     for key in assigned:
         if stages and key.split(".")[0] not in read:
             say(f"warning: {key} changes nothing here; give it to the command that reads it", "bold yellow")
@@ -222,7 +226,7 @@ def _launch(launcher: str) -> None:
         running = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ, LAUNCHED: "1"})
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageMistakeError(
+        raise SalError(
             f"launcher {launcher!r} cannot be started: {reason}; it must be none, or a command such as "
             "torchrun --nproc-per-node 4"
         ) from None

@@ -8,7 +8,7 @@ import typer
 
 from salcli.cli.options import ALL, DEVICE, OOD, PARAMS, PI, SCRATCH, SEED, SET, UNSEEN, VARIANT, override, taking
 from salcli.cli.session import Session, say, written
-from salcli.errors import UsageMistakeError, unknown_name
+from salcli.errors import SalError, unknown_name
 
 EPOCHS, START_LR = "Passes over the ID training data.", "Learning rate at the start."
 
@@ -127,9 +127,12 @@ def extract_grads(
 @taking(
     PARAMS, OOD, PI, SEED, VARIANT, DEVICE, SCRATCH, SET,
     override("filter.threshold_quantile", float, "Quantile of the calibration scores."),
+    override("filter.fdr", float, "Instead: largest expected share of ID data among the candidates."),
+    override("filter.certified", float, "Instead: the longest list of which this share is certified."),
+    override("filter.directions", str, "v of pool (calibration and wild data) or of wild (the paper's)."),
     override("filter.calibration", str, "holdout, train or id-svd."),
     override("filter.svd", str, "class-conditional or class-agnostic."),
-    override("filter.score", str, "sal (τ), a post-hoc score (salcli methods lists them), auto, or MODULE:NAME."),
+    override("filter.score", str, "sal (τ), sal-plus, a post-hoc score (salcli methods lists them), or MODULE:NAME."),
     override("filter.n_vectors", int, "Singular vectors to project on."),
 )  # fmt: skip
 def filter_(**given: Any) -> None:
@@ -139,7 +142,7 @@ def filter_(**given: Any) -> None:
 
     session = Session.open("filter", given)
     done = session.run(stage.run, session.experiments)
-    view, notes = filter_view(done, session.params.filter), [note for one in done for note in one.notes]
+    view, notes = filter_view(done), [note for one in done for note in one.notes]
     session.finish(view, written(done), "salcli train-ood", notes=notes)
 
 
@@ -199,7 +202,7 @@ def train_encoder(
     session = Session.open("train-encoder", given, parallel=False)
     names = list(dict.fromkeys(encoder or session.params.encoders))
     if not names:
-        raise UsageMistakeError("there is nothing to train: encoders is empty; name one there, or with --encoder")
+        raise SalError("there is nothing to train: encoders is empty; name one there, or with --encoder")
     for name in names:
         find_method(name, IdTrained)
     done = [one for name in names for one in session.run(stage.run_encoder, session.of_seeds, encoder=name)]
@@ -225,9 +228,7 @@ def evaluate(
     tests = [""] if "own" in _parts(part) else []
     tests += session.unseen_sets if "unseen" in _parts(part) else []
     if not tests:
-        raise UsageMistakeError(
-            "there is nothing to test on: data.test_ood is empty; name a set there, or with --unseen"
-        )
+        raise SalError("there is nothing to test on: data.test_ood is empty; name a set there, or with --unseen")
     done = [one for name in tests for one in session.run(stage.run, session.of_wild_sets, unseen=name)]
     results = Results.read([one.written[1] for one in done])
     view = results_view(results.without_notes(), console.width)
@@ -261,11 +262,11 @@ def detector(
     session = Session.open("detector", given, parallel=False, elsewhere=elsewhere)
     experiments = session.of_wild_sets
     if out and len(experiments) > 1:
-        raise UsageMistakeError(
+        raise SalError(
             f"--out is for one detector, but these are {len(experiments)}; choose one with --ood, --pi and --seed"
         )
     if out and out.is_dir():
-        raise UsageMistakeError(f"--out {out} is a folder; name a file in it")
+        raise SalError(f"--out {out} is a folder; name a file in it")
     done = session.run(stage.run, experiments, out=out)
     session.finish(detector_view(done), written(done))
     if "DVC_STAGE" not in os.environ:

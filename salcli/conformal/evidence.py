@@ -34,7 +34,8 @@ def p_values(calibration: ArrayLike, scores: ArrayLike) -> Floats:
 
     NaN is above everything.
     """
-    return (1 + _at_least(calibration, scores)) / (len(np.asarray(calibration)) + 1)
+    p: Floats = (1 + _at_least(calibration, scores)) / (len(np.asarray(calibration)) + 1)
+    return p
 
 
 def smoothed_p_values(calibration: ArrayLike, scores: ArrayLike, rng: np.random.Generator) -> Floats:
@@ -43,7 +44,8 @@ def smoothed_p_values(calibration: ArrayLike, scores: ArrayLike, rng: np.random.
     w = np.nan_to_num(np.asarray(scores, float), nan=np.inf, posinf=np.inf, neginf=-np.inf)
     above = len(c) - np.searchsorted(c, w, side="right")
     ties = len(c) - np.searchsorted(c, w, side="left") - above
-    return (above + (1 - rng.random(len(w))) * (1 + ties)) / (len(c) + 1)  # type: ignore[no-any-return]
+    p: Floats = (above + (1 - rng.random(len(w))) * (1 + ties)) / (len(c) + 1)
+    return p
 
 
 def _at_least(calibration: ArrayLike, scores: ArrayLike) -> Ints:
@@ -121,7 +123,8 @@ class Envelope:
         """For each count, the share of draws that are at least as large."""
         n = len(sorted_counts)
         below = [np.searchsorted(own, at, side="left") for own, at in zip(sorted_counts.T, counts.T, strict=True)]
-        return (1 + n - np.stack(below, axis=-1)) / (n + 1)  # type: ignore[no-any-return]
+        tails: Floats = (1 + n - np.stack(below, axis=-1)) / (n + 1)
+        return tails
 
     def p_value(self, counts: Ints) -> float:
         """Of the smallest tail of all ranks. Exact: a Monte-Carlo test."""
@@ -135,7 +138,8 @@ class Envelope:
         tail = smallest[max(0, threshold_rank(len(smallest), level) - 1)]
         # the largest count whose tail is above `tail`
         rank = max(1, math.ceil(tail * (len(drawn) + 1) - 1e-9))
-        return drawn[len(drawn) - rank].astype(np.int64)
+        limits: Ints = drawn[len(drawn) - rank].astype(np.int64)
+        return limits
 
 
 @lru_cache(maxsize=64)
@@ -297,10 +301,17 @@ class Verdict:
     share: Share
 
 
-def verdict(calibration: ArrayLike, wild: ArrayLike, candidates: Ints, rank: int) -> Verdict:
+def verdict(
+    calibration: ArrayLike,
+    wild: ArrayLike,
+    candidates: Ints,
+    rank: int,
+    plain: tuple[ArrayLike, ArrayLike] | None = None,
+) -> Verdict:
     """Found, nothing found, or cannot tell. Exact: without outliers, "found" has probability FOUND.
 
-    `candidates` are indices of wild samples, chosen in any way. T is the rank-th largest calibration score.
+    `candidates` are indices of wild samples, chosen in any way. T is the rank-th largest calibration score. `plain`:
+    another exact score for drift and the share of outliers, where this one has learned to tell wild data.
     """
     c, w = np.sort(np.asarray(calibration, float)), np.asarray(wild, float)
     n, m, rank = len(c), len(w), max(1, rank)
@@ -308,7 +319,8 @@ def verdict(calibration: ArrayLike, wild: ArrayLike, candidates: Ints, rank: int
     p = limits.p_value(counts_above(c, w, limits.ranks))
     above = int(counts_above(c, w, np.array([rank]))[0])
     certified = certificate(c, w, candidates, 1 - CERTAINTY)
-    share, drift = rank / (n + 1), drift_p_value(c, w)
+    reference = plain or (c, w)
+    share, drift = rank / (n + 1), drift_p_value(*reference)
     needed = _calibration_that_tells(n, m, share, above) if p > FOUND else 0
     kind: Literal["found", "cannot tell", "nothing found", "drift"] = "nothing found"
     if drift <= DRIFT:
@@ -331,7 +343,7 @@ def verdict(calibration: ArrayLike, wild: ArrayLike, candidates: Ints, rank: int
         needed=needed,
         p_value=p,
         drift=drift,
-        share=share_of_outliers(c, w),
+        share=share_of_outliers(*reference),
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from salcli.data import readers
 from salcli.data.folders import image_files, read_folder
-from salcli.data.sets import Fit, Samples, Source
+from salcli.data.sets import Fit, Samples
 from salcli.data.vectors import read_vectors
 from salcli.errors import DataError, unknown_name
 
@@ -55,7 +55,7 @@ class DataSet:
     size: str  # of an image, in pixels
     licence: str
     home: str
-    read: Callable[[Path], Source]  # from the data root
+    read: Callable[[Path], Samples]  # from the data root
     files: tuple[RemoteFile, ...] = ()
     folder: str = ""  # below the data root: `files` are put and unpacked there
     provides: tuple[str, ...] = ()  # below the data root: the set is complete when these exist; a folder ends with /
@@ -111,11 +111,11 @@ def _built_in(
     name: str, title: str, role: Role, size: str, licence: str, home: str, n_images: int, n_test: int,
     make: Callable[[], Samples],
 ) -> DataSet:  # fmt: skip
-    return DataSet(name, title, role, n_images, size, licence, home, lambda root: Source.of(make()), n_test=n_test)
+    return DataSet(name, title, role, n_images, size, licence, home, lambda root: make(), n_test=n_test)
 
 
 def _cifar(
-    name: str, title: str, archive: str, md5: str, n_bytes: int, read: Callable[[Path], Source], *provides: str
+    name: str, title: str, archive: str, md5: str, n_bytes: int, read: Callable[[Path], Samples], *provides: str
 ) -> DataSet:
     home = "https://www.cs.toronto.edu/~kriz/"
     return DataSet(
@@ -125,7 +125,7 @@ def _cifar(
 
 
 def _mnist(
-    name: str, title: str, licence: str, home: str, read: Callable[[Path], Source], folder: str,
+    name: str, title: str, licence: str, home: str, read: Callable[[Path], Samples], folder: str,
     addresses: tuple[str, ...], *facts: tuple[str, int],
 ) -> DataSet:  # fmt: skip
     """MNIST or a relative, which has the same four files; `facts` are the md5 and the size of each."""
@@ -139,12 +139,12 @@ def _mnist(
     )  # fmt: skip
 
 
-def _pictures(folder: Path, name: str, fit: Fit = "resize") -> Source:
+def _pictures(folder: Path, name: str, fit: Fit = "resize") -> Samples:
     """All images below a folder."""
     found = image_files(folder)
     if not found:
         raise DataError(f"{folder} holds no images; get them again: salcli data fetch {name}")
-    return Source(found, fit=fit)
+    return Samples(files=found, fit=fit)
 
 
 def _odin(name: str, title: str, n_images: int, folder: str, share: str, md5: str, fit: Fit = "resize") -> DataSet:
@@ -355,7 +355,7 @@ def stand_ins(name: str, root: Path) -> list[Path]:
     return [root / candidate for candidate in (name, f"{name}.npz") if candidate in present]
 
 
-def load_source(name: str, root: Path) -> Source:
+def load_source(name: str, root: Path) -> Samples:
     """A set by name, not decoded yet: what stands in for it, else the files as published."""
     record = data_set(name)
     try:
@@ -375,7 +375,7 @@ def read_from(name: str, root: Path) -> list[Path]:
     return read_from(record.part_of, root) if record.part_of else [root / path for path in record.paths]
 
 
-def _load(record: DataSet, root: Path) -> Source:
+def _load(record: DataSet, root: Path) -> Samples:
     replacement = _stand_in(record.name, root)
     if replacement:
         if replacement.suffix == ".npz":
@@ -390,7 +390,7 @@ def _load(record: DataSet, root: Path) -> Source:
             f"{root}; {record.how_to_get}, or put a folder of images or an .npz file there"
         )
     source = record.read(root)
-    return source if source.array is None else source.from_file(root / record.name)  # in the official order
+    return source if source.files else source.from_file(root / record.name)  # in the official order
 
 
 def _stand_in(name: str, root: Path) -> Path | None:
@@ -400,7 +400,7 @@ def _stand_in(name: str, root: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _some_classes(whole: Source, record: DataSet) -> Source:
+def _some_classes(whole: Samples, record: DataSet) -> Samples:
     first, last = record.classes[0], record.classes[-1]
     if whole.labels is None or last >= len(whole.class_names):
         raise DataError(

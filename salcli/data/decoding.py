@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from salcli.data.duplicates import Digests, sample_digests
-from salcli.data.sets import Fit, Source, file_size
+from salcli.data.sets import Fit, Samples, file_size
 from salcli.errors import DataError, printable
 from salcli.progress import Task
 
@@ -71,7 +71,7 @@ class Block:
         return sample_digests(self.images)
 
 
-def check_kind(name: str, source: Source, shape: Shape | None) -> None:
+def check_kind(name: str, source: Samples, shape: Shape | None) -> None:
     """Without a shape the project works on vectors; images and vectors do not mix."""
     if source.is_vectors and shape is not None:
         raise DataError(
@@ -85,24 +85,23 @@ def check_kind(name: str, source: Source, shape: Shape | None) -> None:
         )
 
 
-def vector_blocks(source: Source, task: Task) -> Generator[Block]:
+def vector_blocks(source: Samples, task: Task) -> Generator[Block]:
     """All vectors in order."""
-    assert source.array is not None
     step = max(1, BLOCK_BYTES // (4 * source.array.shape[1]))
     for start, stop in pairwise([*range(0, len(source), step), len(source)]):
         yield Block(np.ascontiguousarray(source.array[start:stop]), np.arange(start, stop))
         task.advance(stop - start)
 
 
-def decode(source: Source, shape: Shape, task: Task, *, skip_bad: bool) -> Generator[Block]:
+def decode(source: Samples, shape: Shape, task: Task, *, skip_bad: bool) -> Generator[Block]:
     """All images in order. One that cannot be decoded is an error, or is skipped."""
     step = min(MOST_IN_BLOCK, max(1, BLOCK_BYTES // int(np.prod(shape.axes))))
     with _decoding_threads() as pool:
         for start, stop in pairwise([*range(0, len(source), step), len(source)]):
-            if source.array is not None:
-                block = _from_array(source.array[start:stop], shape, source.fit, pool)
-            else:
+            if source.files:
                 block = _from_files(source.files[start:stop], shape, source.fit, pool)
+            else:
+                block = _from_array(source.array[start:stop], shape, source.fit, pool)
             if block.bad and not skip_bad:
                 path, reason = block.bad[0]
                 raise DataError(
@@ -259,9 +258,9 @@ class Look:
     bad: tuple[tuple[Path, str], ...]
 
 
-def look(source: Source, task: Task) -> Look:
+def look(source: Samples, task: Task) -> Look:
     """Read what is needed to describe the set."""
-    if source.array is not None:
+    if not source.files:
         task.advance(len(source))
         _, channels, height, width = source.array.shape
         return Look(len(source), True, (width, height), (width, height), min(width, height), channels == 1, ())

@@ -23,7 +23,7 @@ from urllib.request import Request, urlopen
 from salcli import __version__
 from salcli.data.catalogue import DataSet, RemoteFile, data_set, stand_ins
 from salcli.data.sets import file_size
-from salcli.errors import DataError, FetchError, SalError, StorageError
+from salcli.errors import DataError, SalError, StorageError
 from salcli.progress import Progress, Silent, Task
 
 Status = Literal["here", "custom", "partial", "missing"]  # custom: something stands in for it
@@ -81,7 +81,7 @@ def fetch(names: Iterable[str], root: Path, progress: Progress | None = None) ->
         except SalError as error:
             failures.append(f"{record.name}: {error}")
     if failures:
-        raise FetchError("\n".join(failures))
+        raise SalError("\n".join(failures))
 
 
 def _fetch_set(record: DataSet, root: Path, progress: Progress) -> Fetched:
@@ -93,7 +93,7 @@ def _fetch_set(record: DataSet, root: Path, progress: Progress) -> Fetched:
     if status(record.name, root) == "here":
         return Fetched(record.name, "here already", paths)
     if record.by_hand:
-        raise FetchError(f"salcli cannot download it; {record.how_to_get}")
+        raise SalError(f"salcli cannot download it; {record.how_to_get}")
     folder = root / record.folder
     again = f"salcli data fetch {record.name} --root {shlex.quote(str(root))}"
     for file in record.files:
@@ -132,7 +132,7 @@ def download(
     shown = file.checksum.replace(":", " ")
     if target.exists():
         if actual := _wrong_digest(file, target):
-            raise FetchError(
+            raise SalError(
                 f"{target} is damaged or another file: expected {shown}, got {actual}; remove it, then run: {again}"
             )
         return
@@ -156,9 +156,9 @@ def download(
             failures.append(f"  {url}: {failure}")
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
-            raise FetchError(f"{target} cannot be written: {reason}; fix that, then resume with: {again}") from None
+            raise SalError(f"{target} cannot be written: {reason}; fix that, then resume with: {again}") from None
     by_hand = f"get it another way, put it at {target} ({shown}), then run: {again}"
-    raise FetchError("\n".join([f"{file.name} cannot be fetched", *failures, by_hand]))
+    raise SalError("\n".join([f"{file.name} cannot be fetched", *failures, by_hand]))
 
 
 def part_of(target: Path) -> Path:

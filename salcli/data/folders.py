@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from salcli.data.sets import Source, concatenated, joined, numbered
+from salcli.data.sets import Samples, concatenated, joined, numbered
 from salcli.data.vectors import ANY, ARRAYS, PARTS, TABLES, Columns, beside_npy, for_testing, read_vectors
 from salcli.errors import DataError
 
@@ -24,12 +24,12 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 RESERVED = {"average", "encoders", "networks", "representation"}  # a row of the table; folders in runs/
 
 
-def read_custom(name: str, paths: Sequence[Path], *, labeled: bool, columns: Columns = ANY) -> Source:
+def read_custom(name: str, paths: Sequence[Path], *, labeled: bool, columns: Columns = ANY) -> Samples:
     """A set of data.custom from one path or several, images not decoded yet: with its classes, or all below a path."""
     return concatenated(name, [_read_one(name, path, labeled=labeled, columns=columns) for path in paths], paths)
 
 
-def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Source:
+def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Samples:
     try:
         if not path.exists():
             raise DataError(f"{path} does not exist; put images or vectors there, or give another path for {name}")
@@ -87,7 +87,7 @@ def name_for(path: Path, taken: Collection[str], fallback: str) -> str:
 # --- folders
 
 
-def read_folder(folder: Path, *, labeled: bool) -> Source:
+def read_folder(folder: Path, *, labeled: bool) -> Samples:
     """`{train,test}/CLASS/…`, `CLASS/…`, or images anywhere below the folder, which then have no labels."""
     parts = [part for part in PARTS if (folder / part).is_dir()]
     if parts in ([], ["test"]) or set(_folders(folder)) != set(parts):
@@ -121,13 +121,13 @@ def files_below(folder: Path, *, top: Path | None = None) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
-def _read_part(folder: Path, top: Path, *, labeled: bool) -> Source:
+def _read_part(folder: Path, top: Path, *, labeled: bool) -> Samples:
     classes = _folders(folder) if labeled else []
     if not classes:
         files = image_files(folder, top=top)
         if not files:
             raise DataError(f"{folder} holds no images; put some there, in formats such as {EXAMPLES}")
-        return Source(files)
+        return Samples(files=files)
     by_class = [image_files(folder / name, top=top) for name in classes]
     empty = [name for name, files in zip(classes, by_class, strict=True) if not files]
     if len(empty) == len(classes):
@@ -138,7 +138,8 @@ def _read_part(folder: Path, top: Path, *, labeled: bool) -> Source:
     if stray:
         raise DataError(f"{folder} has {len(stray)} images beside its classes ({stray[0]}); move them into a class")
     labels = np.repeat(np.arange(len(classes)), [len(files) for files in by_class])
-    return Source(tuple(path for files in by_class for path in files), labels=labels, class_names=tuple(classes))
+    files = tuple(path for one in by_class for path in one)
+    return Samples(files=files, labels=labels, class_names=tuple(classes))
 
 
 def _raise(error: OSError) -> None:
@@ -174,17 +175,17 @@ CSV_LAYOUT = (
 )
 
 
-def read_list(file: Path, *, labeled: bool) -> Source:
+def read_list(file: Path, *, labeled: bool) -> Samples:
     """The images of a CSV. Relative paths count from its folder. The first line is a header if a cell says `path`."""
     rows = list(_rows(file, [PATH, LABEL] if labeled else [PATH]))
     if not rows:
         raise DataError(f"{file} lists no images; it should have {CSV_LAYOUT}")
     files = tuple(file.parent / row[PATH] for row in rows)
     if not labeled:
-        return Source(files)
+        return Samples(files=files)
     labels, names = numbered([row[LABEL] for row in rows])
     is_test = for_testing(file, [row[SPLIT] for row in rows]) if SPLIT in rows[0] else None
-    return Source(files, labels=labels, class_names=names, is_test=is_test)
+    return Samples(files=files, labels=labels, class_names=names, is_test=is_test)
 
 
 def _rows(file: Path, wanted: list[str]) -> Iterator[dict[str, str]]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.data.sets import Samples, Source, joined, shown
+from salcli.data.sets import Samples, joined, shown
 from salcli.errors import DataError
 from salcli.sal.seeding import generator
 
@@ -47,19 +47,19 @@ CIFAR10_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 CIFAR100 = "cifar-100-python"
 
 
-def cifar10(root: Path) -> Source:
+def cifar10(root: Path) -> Samples:
     """60,000 images of 10 classes; the last 10,000 are the official test set."""
     batches = [root / CIFAR10 / name for name in (*CIFAR10_BATCHES, "test_batch")]
     return _cifar("cifar10", root / CIFAR10 / "batches.meta", "label_names", batches, "labels")
 
 
-def cifar100(root: Path) -> Source:
+def cifar100(root: Path) -> Samples:
     """60,000 images of 100 fine classes; the last 10,000 are the official test set."""
     batches = [root / CIFAR100 / name for name in ("train", "test")]
     return _cifar("cifar100", root / CIFAR100 / "meta", "fine_label_names", batches, "fine_labels")
 
 
-def _cifar(name: str, meta: Path, names_key: str, batches: Sequence[Path], labels_key: str) -> Source:
+def _cifar(name: str, meta: Path, names_key: str, batches: Sequence[Path], labels_key: str) -> Samples:
     """All batches, of which the last one is the test set."""
     with _reading(meta, "a file of CIFAR", name):
         class_names = tuple(str(class_name) for class_name in _unpickled(meta)[names_key])
@@ -75,7 +75,7 @@ def _cifar(name: str, meta: Path, names_key: str, batches: Sequence[Path], label
             parts.append((images, labels))
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     is_test = np.arange(len(images)) >= len(images) - len(parts[-1][0])
-    return Source(array=images, labels=labels, class_names=class_names, is_test=is_test)
+    return Samples(array=images, labels=labels, class_names=class_names, is_test=is_test)
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
@@ -132,12 +132,12 @@ class _StoredType:
 SVHN = ("train_32x32.mat", "test_32x32.mat")
 
 
-def svhn(root: Path) -> Source:
+def svhn(root: Path) -> Samples:
     """Digits of house numbers; the official test set comes last."""
     return joined(*(_svhn_part(root / name) for name in SVHN))
 
 
-def _svhn_part(path: Path) -> Source:
+def _svhn_part(path: Path) -> Samples:
     from scipy.io import loadmat
 
     with _reading(path, "SVHN", "svhn"):
@@ -148,7 +148,7 @@ def _svhn_part(path: Path) -> Source:
         if len(digits) != images.shape[3] or not np.isin(digits, np.arange(11)).all():
             raise ValueError("y does not hold one digit for each image")
     labels = digits.astype(np.int64) % 10  # the files store the digit 0 as 10
-    return Source(array=images.transpose(3, 2, 0, 1), labels=labels, class_names=DIGITS)
+    return Samples(array=images.transpose(3, 2, 0, 1), labels=labels, class_names=DIGITS)
 
 
 # --- MNIST and Fashion-MNIST: idx files, gzipped or not
@@ -157,25 +157,25 @@ IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-
 IDX_UINT8 = 0x08  # the type code of idx
 
 
-def mnist(root: Path) -> Source:
+def mnist(root: Path) -> Samples:
     """Handwritten digits, 28 × 28, gray; the last 10,000 are the official test set."""
     return joined(*(_idx_part("mnist", root / "MNIST" / "raw", part, DIGITS) for part in ("train", "t10k")))
 
 
-def fashion_mnist(root: Path) -> Source:
+def fashion_mnist(root: Path) -> Samples:
     """Garments, 28 × 28, gray; the last 10,000 are the official test set."""
     folder = root / "FashionMNIST" / "raw"
     return joined(*(_idx_part("fashion-mnist", folder, part, GARMENTS) for part in ("train", "t10k")))
 
 
-def _idx_part(name: str, folder: Path, part: str, class_names: tuple[str, ...]) -> Source:
+def _idx_part(name: str, folder: Path, part: str, class_names: tuple[str, ...]) -> Samples:
     images = _read_idx(name, folder / f"{part}-images-idx3-ubyte", n_axes=3)
     path = folder / f"{part}-labels-idx1-ubyte"
     labels = _read_idx(name, path, n_axes=1)
     with _reading(path, "the labels of the images", name):
         if len(images) != len(labels) or not np.isin(labels, np.arange(len(class_names))).all():
             raise ValueError(f"it should hold {len(images)} labels from 0 to {len(class_names) - 1}")
-    return Source(array=images[:, None], labels=labels.astype(np.int64), class_names=class_names)
+    return Samples(array=images[:, None], labels=labels.astype(np.int64), class_names=class_names)
 
 
 def _read_idx(name: str, path: Path, n_axes: int) -> NDArray[np.uint8]:
@@ -193,12 +193,12 @@ def _read_idx(name: str, path: Path, n_axes: int) -> NDArray[np.uint8]:
 RANDOM_IMAGES = "300K_random_images.npy"
 
 
-def random_images(root: Path) -> Source:
+def random_images(root: Path) -> Samples:
     """300K Random Images, memory-mapped."""
     path = root / RANDOM_IMAGES
     with _reading(path, "a .npy file", "300k-random"):
         images = np.load(path, mmap_mode="r")
-    return Source(array=channels_first(path, images))
+    return Samples(array=channels_first(path, images))
 
 
 def channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:
@@ -212,8 +212,8 @@ def channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:
 
 
 def numbered_labels(
-    path: Path, source: Source, labels: NDArray[Any], names: NDArray[Any] | None, called: str = "labels"
-) -> Source:
+    path: Path, source: Samples, labels: NDArray[Any], names: NDArray[Any] | None, called: str = "labels"
+) -> Samples:
     """The source with integers as labels: an index into the names, else the classes are called by their numbers.
 
     `called`: what the file calls the array of labels.
@@ -239,7 +239,7 @@ PLACES = "val_256"
 PLACES_LIST = "lists/places365.txt"
 
 
-def places365(root: Path) -> Source:
+def places365(root: Path) -> Samples:
     """The images on our list; other files in the folder are ignored."""
     names = places365_names()
     present = {path.name for path in (root / PLACES).iterdir()}
@@ -249,7 +249,7 @@ def places365(root: Path) -> Source:
             f"{root / PLACES} lacks {len(missing):,} of the {len(names):,} images of places365 "
             f"({missing[0]}, …); get them again: salcli data fetch places365"
         )
-    return Source(tuple(root / PLACES / name for name in names))
+    return Samples(files=tuple(root / PLACES / name for name in names))
 
 
 def places365_names() -> list[str]:
@@ -263,20 +263,20 @@ def places365_names() -> list[str]:
 OPENOOD_LISTS = "benchmark_imglist"
 
 
-def openood(folder: Path, lists: Sequence[Path]) -> Source:
+def openood(folder: Path, lists: Sequence[Path]) -> Samples:
     """The images on one list of OOD data, or on a training and a test list of ID data; paths count from the folder.
 
     A class is called as the folder of its training images.
     """
     parts = [_listed(folder, file) for file in lists]
     if len(parts) == 1:
-        return Source(parts[0][0])
+        return Samples(files=parts[0][0])
     (files, labels), (_, test_labels) = parts
     names = dict(zip(labels.tolist(), (path.parent.name for path in files), strict=True))
     if names.keys() != set(range(len(names))) or not names.keys() >= set(test_labels.tolist()):
         raise DataError(f"{lists[0]} and {lists[1]} must number the same classes, from 0; get them again from OpenOOD")
     class_names = tuple(names[k] for k in range(len(names)))
-    return joined(*(Source(files, labels=labels, class_names=class_names) for files, labels in parts))
+    return joined(*(Samples(files=files, labels=labels, class_names=class_names) for files, labels in parts))
 
 
 def _listed(folder: Path, file: Path) -> tuple[tuple[Path, ...], NDArray[np.int64]]:

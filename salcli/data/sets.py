@@ -1,4 +1,4 @@
-"""Sets of samples: as found on disk (`Source`), and prepared for the pipeline (`Samples`)."""
+"""Sets of samples: as they are on disk, and prepared for the pipeline."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,44 +19,25 @@ Fit = Literal["resize", "crop"]
 
 @dataclass(frozen=True)
 class Samples:
-    """A prepared set: n uint8 images with C channels, or n float32 vectors.
+    """A set: n images or vectors, as they are on disk or prepared for the pipeline.
 
-    OOD sets need no labels. `is_test` marks the samples that were published for testing; the others may go to training
-    or to the wild data. Where it is None, samples are split at random. `array` may be a read-only map of a file.
+    On disk these are image files that are not decoded yet, an array of images of any size, or vectors; a prepared set
+    has uint8 images with C channels, or float32 vectors. OOD sets need no labels. `is_test` marks the samples that were
+    published for testing; the others may go to training or to the wild data. Where it is None, samples are split at
+    random. `array` may be a read-only map of a file. `fit` says how images of another size are brought to the requested
+    one: `resize` the shorter side, then crop; or only `crop`, for sets that were published as larger crops.
     """
 
-    array: NDArray[Any]  # n, C, H, W or n, D
+    array: NDArray[Any] = field(default_factory=lambda: np.empty(0))  # n, C, H, W or n, D; unused with `files`
     labels: NDArray[np.int64] | None = None  # n
     class_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # n
     is_calibration: NDArray[np.bool_] | None = None  # n, of ID data that a calibration set was added to
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    @property
-    def is_vectors(self) -> bool:
-        return self.array.ndim == 2
-
-
-@dataclass(frozen=True)
-class Source:
-    """A set as it is on disk: image files that are not decoded yet, an array of images of any size, or vectors.
-
-    Either `files` or `array` is given. `fit` says how images of another size are brought to the requested one: `resize`
-    the shorter side, then crop; or only `crop`, for sets that were published as larger crops.
-    """
-
-    files: tuple[Path, ...] = ()
-    array: NDArray[Any] | None = None  # n, C, H, W of uint8, or n, D of float32
-    labels: NDArray[np.int64] | None = None  # n
-    class_names: tuple[str, ...] = ()
-    is_test: NDArray[np.bool_] | None = None  # n
+    files: tuple[Path, ...] = ()  # n, or none
     fit: Fit = "resize"
     row_ids: tuple[str, ...] = ()  # n, or none
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that people want to see, n cells each
     columns: str = ""  # which columns of a file hold what, for messages
-    is_calibration: NDArray[np.bool_] | None = None  # n, of ID data that a calibration set was added to
     origin: NDArray[np.int64] | None = None  # n, 2: which of `origin_files`, and the row in it; None: images in folders
     origin_files: tuple[Path, ...] = ()  # that hold the samples, or list their files
 
@@ -64,20 +45,16 @@ class Source:
     PER_SAMPLE: ClassVar = ("files", "array", "labels", "is_test", "row_ids", "is_calibration", "origin")
 
     def __len__(self) -> int:
-        return len(self.files) if self.array is None else len(self.array)
+        return len(self.files or self.array)
 
     @property
     def is_vectors(self) -> bool:
-        return self.array is not None and self.array.ndim == 2
+        return self.array.ndim == 2
 
     @property
     def kind(self) -> str:
         """What the samples are called in messages."""
         return "vectors" if self.is_vectors else "images"
-
-    @classmethod
-    def of(cls, samples: Samples) -> Self:
-        return cls((), samples.array, samples.labels, samples.class_names, samples.is_test)
 
     def take(self, index: NDArray[np.int64]) -> Self:
         """Some of the samples, in the given order."""
@@ -85,7 +62,7 @@ class Source:
         def some(cells: Any) -> Any:
             if isinstance(cells, tuple):
                 return tuple(cells[i] for i in index) if cells else ()
-            return None if cells is None else cells[index]
+            return cells if cells is None or not len(cells) else cells[index]
 
         shown = {name: some(cells) for name, cells in self.shown.items()}
         return replace(self, shown=shown, **{name: some(getattr(self, name)) for name in self.PER_SAMPLE})
@@ -100,13 +77,13 @@ class Source:
         return replace(self, labels=None, class_names=())
 
 
-def joined(training: Source, test: Source) -> Source:
+def joined(training: Samples, test: Samples) -> Samples:
     """The two parts of an official split as one set, test samples last. Both are files, or both are arrays."""
     is_test = np.repeat([False, True], [len(training), len(test)])
     return replace(_end_to_end([training, test]), is_test=is_test)
 
 
-def concatenated(name: str, sources: Sequence[Source], paths: Sequence[Path]) -> Source:
+def concatenated(name: str, sources: Sequence[Samples], paths: Sequence[Path]) -> Samples:
     """One set from several paths: their classes are united, and row ids must differ.
 
     Rows without an id in a set where others have one are named after their file and number.
@@ -134,7 +111,7 @@ def concatenated(name: str, sources: Sequence[Source], paths: Sequence[Path]) ->
     return whole
 
 
-def with_calibration(name: str, labeled: Source, added: str, calibration: Source) -> Source:
+def with_calibration(name: str, labeled: Samples, added: str, calibration: Samples) -> Samples:
     """ID data, and behind them a calibration set of the same classes that comes from elsewhere."""
     if calibration.labels is None:
         raise DataError(f"{added}, the calibration set, has no labels; label it as {name} is labeled")
@@ -156,13 +133,13 @@ def with_calibration(name: str, labeled: Source, added: str, calibration: Source
     return replace(_end_to_end([labeled, calibration]), is_calibration=is_calibration)
 
 
-def _differs(one: Source, other: Source) -> str:
+def _differs(one: Samples, other: Samples) -> str:
     """Why two sources cannot be parts of one set; empty if they can."""
     if one.is_vectors != other.is_vectors:
         return f"one holds {one.kind}, the other {other.kind}"
-    if (one.array is None) != (other.array is None):
+    if bool(one.files) != bool(other.files):
         return "one holds image files, the other an array; give one kind of them"
-    if one.array is not None and other.array is not None and one.array.shape[1:] != other.array.shape[1:]:
+    if one.array.shape[1:] != other.array.shape[1:]:
         sizes = [" × ".join(map(str, array.shape[1:])) for array in (one.array, other.array)]
         what = "vectors of {} and {} dimensions" if one.is_vectors else "images of {} and {} (channels, height, width)"
         return f"they hold {what.format(*sizes)}"
@@ -177,7 +154,7 @@ def _differs(one: Source, other: Source) -> str:
     return ""
 
 
-def _end_to_end(parts: Sequence[Source]) -> Source:
+def _end_to_end(parts: Sequence[Samples]) -> Samples:
     def chained(cells: list[Any]) -> Any:
         if isinstance(cells[0], tuple):
             return tuple(chain.from_iterable(cells))
@@ -189,7 +166,7 @@ def _end_to_end(parts: Sequence[Source]) -> Source:
     for part in parts:
         origins.append(None if part.origin is None else part.origin + np.array([len(origin_files), 0]))
         origin_files += part.origin_files
-    whole = {name: chained([getattr(part, name) for part in parts]) for name in Source.PER_SAMPLE}
+    whole = {name: chained([getattr(part, name) for part in parts]) for name in Samples.PER_SAMPLE}
     return replace(parts[0], shown=shown, **whole | {"origin": chained(origins), "origin_files": origin_files})
 
 

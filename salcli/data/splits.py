@@ -24,22 +24,8 @@ class IdSplit:
 
 ALL_PARTS = [field.name for field in fields(IdSplit)]
 OFFICIAL = "official"
-
-
-@dataclass(frozen=True)
-class OodSplit:
-    """Two disjoint parts of the OOD data."""
-
-    wild: Index
-    test: Index
-
-
-@dataclass(frozen=True)
-class WildMixture:
-    """The wild set. `source` counts through the ID data, then through the OOD data."""
-
-    source: Index
-    is_ood: NDArray[np.bool_] | None  # None if it is not known
+# A wild set: indices that count through the ID data, then through the OOD data; and which are OOD, if that is known
+Wild = tuple[Index, NDArray[np.bool_] | None]
 
 
 def split_id(
@@ -88,23 +74,23 @@ def _split_classes(
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def split_ood(n: int, is_test: NDArray[np.bool_] | None, wild_share: float, seed: int) -> OodSplit:
-    """By what the set itself keeps for tests, else at random."""
+def split_ood(n: int, is_test: NDArray[np.bool_] | None, wild_share: float, seed: int) -> tuple[Index, Index]:
+    """For the wild set and for the test: by what the set itself keeps for tests, else at random."""
     if is_test is not None and (is_test.all() or not is_test.any()):
         raise DataError(
             f"of {n} OOD samples, {'all' if is_test.all() else 'none'} are for testing; "
             "give some to each side, or leave the official split out"
         )
     if is_test is not None:
-        return OodSplit(np.flatnonzero(~is_test), np.flatnonzero(is_test))
+        return np.flatnonzero(~is_test), np.flatnonzero(is_test)
     order = generator(seed, "split-ood").permutation(n)
     n_wild = round(wild_share * n)
     if not 0 < n_wild < n:
         raise DataError(f"{n} OOD samples cannot be split into wild and test with data.ood_wild_share {wild_share:g}")
-    return OodSplit(np.sort(order[:n_wild]), np.sort(order[n_wild:]))
+    return np.sort(order[:n_wild]), np.sort(order[n_wild:])
 
 
-def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -> WildMixture:
+def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -> Wild:
     """The largest wild set with a share π of OOD that both pools can fill, without replacement.
 
     id_pool indexes the ID data, which has n_id samples; ood_pool indexes the OOD data.
@@ -123,10 +109,10 @@ def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -
     source = np.concatenate([chosen_id, n_id + chosen_ood])
     is_ood = np.arange(n_wild) >= len(chosen_id)
     order = rng.permutation(n_wild)
-    return WildMixture(source[order], is_ood[order])
+    return source[order], is_ood[order]
 
 
-def recycle_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -> WildMixture:
+def recycle_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -> Wild:
     """The wild set of the authors' code: every OOD sample once, and for each of them (1 − π) / π draws of ID samples.
 
     ID samples are drawn pass after pass through the shuffled pool, so they recur where the OOD pool is large. At π = 1
@@ -138,22 +124,21 @@ def recycle_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: in
     source = np.concatenate([*passes, id_pool[:0]])[:n_draws]
     source = np.concatenate([source, n_id + ood_pool])
     order = rng.permutation(len(source))
-    return WildMixture(source[order], order >= n_draws)
+    return source[order], order >= n_draws
 
 
-def wild_as_it_is(pool: Index, n_id: int) -> WildMixture:
+def wild_as_it_is(pool: Index, n_id: int) -> Wild:
     """Wild data that come as they are, in their own order: nothing is mixed in, and the truth is not known."""
     if len(pool) == 0:
         raise DataError("all wild samples are ID samples, too, so there is nothing to find; add other wild samples")
-    return WildMixture(n_id + pool, None)
+    return n_id + pool, None
 
 
-def hold_out(mixture: WildMixture, share: float, seed: int, equal: Index) -> tuple[WildMixture, Index]:
-    """The wild set without a random share of it, and the source of that share; both keep their order.
+def hold_out(n: int, share: float, seed: int, equal: Index) -> NDArray[np.bool_]:
+    """Which of n wild samples are held out: a random share.
 
     Samples with the same number in `equal` are copies of each other, and go together.
     """
-    n = len(mixture.source)
     order = generator(seed, "wild-holdout").permutation(int(equal.max()) + 1)
     n_up_to = np.cumsum(np.bincount(equal)[order])
     is_held = np.isin(equal, order[: np.searchsorted(n_up_to, share * n - 0.5) + 1])
@@ -163,8 +148,7 @@ def hold_out(mixture: WildMixture, share: float, seed: int, equal: Index) -> tup
             f"data.wild_holdout {share:g} of {samples} is {'none' if share * n < 0.5 else 'all'} of them; "
             "choose another share, or 0 to hold out nothing"
         )
-    is_ood = None if mixture.is_ood is None else mixture.is_ood[~is_held]
-    return WildMixture(mixture.source[~is_held], is_ood), mixture.source[is_held]
+    return is_held
 
 
 def largest_mixture(n_id: int, n_ood: int, pi: float) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salcli.data.readers import channels_first, numbered_labels
-from salcli.data.sets import LARGEST_VALUE, Source, check_unique, numbered, shown, some_of
+from salcli.data.sets import LARGEST_VALUE, Samples, check_unique, numbered, shown, some_of
 from salcli.errors import DataError, did_you_mean, printable
 
 ARRAYS, TABLES = (".npz", ".npy"), (".parquet", ".pq")
@@ -59,7 +59,7 @@ Cells = NDArray[Any] | list[Any]
 Names = tuple[str, ...]
 
 
-def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Source:
+def read_vectors(path: Path, *, labeled: bool, columns: Columns = ANY) -> Samples:
     """A whole set of vectors. An array file may also hold images."""
     suffix = path.suffix.lower()
     named = ANY if suffix == ".npy" else columns  # it has no columns that could be named
@@ -389,13 +389,13 @@ def _are_images(arrays: Mapping[str, NDArray[Any]], columns: Columns) -> bool:
     return not any(map(_is_wide, arrays.values()))
 
 
-def _images(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool) -> Source:
+def _images(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool) -> Samples:
     images, labels = (arrays.get(name, arrays.get(other)) for name, other in (("images", "x"), ("labels", "y")))
     if images is None:
         raise DataError(f"{path} holds neither images nor vectors, but {', '.join(arrays) or 'nothing'}; {NPZ_LAYOUT}")
     images = channels_first(path, images)
     marks = {IS_TEST: arrays[IS_TEST]} if IS_TEST in arrays else {}
-    source = Source(array=images, is_test=_is_test(path, marks, len(images)))
+    source = Samples(array=images, is_test=_is_test(path, marks, len(images)))
     if not labeled or labels is None:
         return source
     return numbered_labels(path, source, labels, arrays.get(CLASS_NAMES), "labels" if "labels" in arrays else "y")
@@ -423,7 +423,7 @@ def _source(
     called: Mapping[str, str],
     *,
     labeled: bool,
-) -> Source:
+) -> Samples:
     """Check what was found in a file: vectors, and cells of labels, ids, split, is_test, class_names.
 
     `called`: what the file calls these.
@@ -451,7 +451,7 @@ def _source(
         return some_of([row_ids[i] for i in numbers[:4]] if row_ids else numbers)
 
     _check_values(path, array, rows)
-    source = Source(
+    source = Samples(
         array=array,
         is_test=_is_test(path, cells, n),
         row_ids=row_ids,

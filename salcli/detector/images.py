@@ -13,7 +13,7 @@ from PIL import Image
 
 from salcli.data.decoding import BROKEN, Interpolation, Shape, decode, fit_array, fit_picture, plain
 from salcli.data.folders import SUFFIXES
-from salcli.data.sets import Fit, Source
+from salcli.data.sets import Fit, Samples
 from salcli.data.vectors import ANY, ARRAYS, TABLES, Columns
 from salcli.errors import DataError, UsageMistakeError, printable
 from salcli.progress import Silent
@@ -81,7 +81,7 @@ class ImageFormat:
         at_once = batch_size * max(1, FEWEST_AT_ONCE // batch_size)
         for first in range(0, len(files), at_once):
             some, start = files[first : first + at_once], 0
-            for block in decode(Source(some, fit=self.fit), self._shape, Silent(), skip_bad=True):
+            for block in decode(Samples(files=some, fit=self.fit), self._shape, Silent(), skip_bad=True):
                 stop = start + len(block.index) + len(block.bad)
                 unreadable = np.setdiff1d(np.arange(start, stop), block.index) - start
                 failed = {int(i): reason for i, (_, reason) in zip(unreadable, block.bad, strict=True)}

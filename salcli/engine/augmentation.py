@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from salcli.errors import DataError
+from salcli.errors import SalError
 
 SHIFT = 4  # pixels, in each direction
 
@@ -38,9 +38,7 @@ class Augmentation:
             return images
         if images.ndim != 4:
             shape = " × ".join(map(str, images.shape[1:]))
-            raise DataError(
-                f"augment: {self._kind} works on images, but these samples have the shape {shape}; use none"
-            )
+            raise SalError(f"augment: {self._kind} works on images, but these samples have the shape {shape}; use none")
         n = len(images) if n_drawn is None else n_drawn
         is_mirrored = torch.rand(n, generator=self._generator)[part] < 0.5
         shift = torch.randint(0, 2 * SHIFT + 1, (n, 2), generator=self._generator)[part]

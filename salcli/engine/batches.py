@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, default_convert
 
 from salcli.engine.augmentation import Augmentation
 from salcli.engine.device import Compute
-from salcli.errors import BadArtifactError, DataError, TrainingError
+from salcli.errors import BadArtifactError, SalError
 
 # Rows up to this size are copied to the device once and stay there; larger ones are read by worker processes.
 RESIDENT_BYTES = 2 << 30
@@ -161,7 +162,7 @@ class EndlessRows:
 
     def __init__(self, rows: Rows, compute: Compute, generator: torch.Generator) -> None:
         if not len(rows):
-            raise TrainingError("there are no samples to draw outliers from; check the wild data and the candidates")
+            raise SalError("there are no samples to draw outliers from; check the wild data and the candidates")
         self._rows = DeviceRows(rows, compute.device, resident=True)
         self._part_of = compute.processes.part
         self._generator = generator
@@ -217,19 +218,14 @@ class Batches:
 
 def viewed(batches: BatchSource, views: Callable[[Tensor, Tensor], Batch]) -> BatchSource:
     """Replace each (images, labels) by the `views` of them that a contrastive method compares."""
-
-    def source(order: Sequence[Tensor]) -> Iterator[Batch]:
-        for images, labels in batches(order):
-            yield views(images, labels)
-
-    return source
+    return lambda order: starmap(views, batches(order))
 
 
 def check_views_exist(method: str, key: str, training: LabeledRows) -> None:
     """Vectors and points in the plane have no crops. `key` is where params.yaml names the method."""
     shape = training.rows.sample_shape
     if len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE or shape[0] == 2:
-        raise DataError(
+        raise SalError(
             f"{method} learns from crops and other views of images, but these samples have the shape "
             f"{' × '.join(map(str, shape))}; remove it from {key}, "
             f"or set data.image_size to {SMALLEST_SIDE} or more if they are images"

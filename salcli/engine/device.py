@@ -102,6 +102,11 @@ class Processes(Workers):
         dist.broadcast_object_list(items, src=0)
         return items[0]
 
+    def equalize(self, network: nn.Module) -> None:
+        """Give every process the main one's batch-norm statistics, which each has of its own part of the batches."""
+        for statistics in network.buffers() if self.size > 1 else ():
+            dist.broadcast(statistics, src=0)
+
     def wait(self) -> None:
         """Block until all processes are here."""
         if self.size > 1:
@@ -211,8 +216,10 @@ class Compute:
         """The module to call in training: the network itself, or its wrapper that all processes train together."""
         if self.processes.size == 1:
             return network
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(synchronised(network, self.device), device_ids=ids)
+        if self.device.type == "cpu":  # torch has no batch norm over several processes there
+            return nn.parallel.DistributedDataParallel(network)
+        synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+        return nn.parallel.DistributedDataParallel(synchronised, device_ids=[self.device.index])
 
 
 @contextmanager
@@ -233,57 +240,3 @@ def computing(device: str, numerics: Numerics) -> Iterator[Compute]:
             afterwards.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
             torch.use_deterministic_algorithms(True)
         yield Compute(resolved, numerics, processes())
-
-
-def synchronised(network: nn.Module, device: torch.device) -> nn.Module:
-    """The network with batch-norm statistics over all processes. Weights and their names stay the same."""
-    if device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
-        return converted
-    for module in network.modules():
-        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-            module.__class__ = _CpuSyncBatchNorm
-    return network
-
-
-class _CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """nn.SyncBatchNorm for the CPU: torch's raises a ValueError for CPU tensors (checked with 2.15)."""
-
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
-        """Any (n, C, ...) will do."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        if not self.training:
-            return super().forward(input)
-        dims = [dim for dim in range(input.ndim) if dim != 1]
-        per_channel = (-1, *[1] * (input.ndim - 2))  # C, 1, ...
-        n = processes().add_up(torch.tensor([input.numel() / input.shape[1]], device=input.device))
-        mean = _SumOverProcesses.apply(input.sum(dims)) / n
-        centred = input - mean.view(per_channel)
-        variance = _SumOverProcesses.apply(centred.square().sum(dims)) / n
-        if self.track_running_stats:
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
-            with torch.no_grad():
-                self.num_batches_tracked += 1
-                momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-                self.running_mean.lerp_(mean, momentum)
-                self.running_var.lerp_(variance * n / (n - 1), momentum)
-        scale = (variance + self.eps).rsqrt()
-        if self.affine:
-            scale = self.weight * scale
-        normalised: Tensor = centred * scale.view(per_channel)
-        return normalised + self.bias.view(per_channel) if self.affine else normalised
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    """All-reduce whose gradient is all-reduced as well."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return processes().add_up(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return processes().add_up(gradient)

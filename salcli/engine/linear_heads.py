@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from salcli.engine.batches import RESIDENT_BYTES, Rows
 from salcli.engine.training import Epoch
-from salcli.errors import TrainingError
+from salcli.errors import SalError
 from salcli.progress import Silent, Task
 from salcli.sal.seeding import generator
 
@@ -80,6 +80,7 @@ class FullFit:
         chunks = _Chunks(self.examples, self.features, self.device)
         return _minimize(self.head, chunks, penalty, task, TOLERANCE), penalty
 
+    @torch.no_grad()
     def _chosen(self) -> float:
         """By the loss on held-out examples. Strong penalties come first, and each fit starts from the one before."""
         order = generator(self.seed, "penalty").permutation(len(self.examples))[:MOST_TO_CHOOSE_ON]
@@ -93,7 +94,8 @@ class FullFit:
         for penalty in PENALTIES:
             for head, (training, _) in zip(heads, folds, strict=True):
                 _minimize(head, training, penalty, Silent(), ROUGHLY)
-            each = torch.cat([_held_out_losses(head, part) for head, (_, part) in zip(heads, folds, strict=True)])
+            pairs = [(head, *batch) for head, (_, held_out) in zip(heads, folds, strict=True) for batch in held_out]
+            each = torch.cat([_losses(head(x), labels) * weights for head, x, labels, weights in pairs]).double().cpu()
             means.append(float(each.mean()))
             if means[-1] == min(means):
                 highest = means[-1] + float(each.std()) / len(each) ** 0.5
@@ -136,20 +138,6 @@ def _losses(logits: Float[Tensor, "n k"], labels: Num[Tensor, " n"]) -> Float[Te
     return cross_entropy(logits, labels, reduction="none")
 
 
-def _residuals(logits: Float[Tensor, "n k"], labels: Num[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Gradients of the losses w.r.t. the logits."""
-    if labels.is_floating_point():
-        return logits.sigmoid() - labels[:, None]
-    residual = logits.softmax(dim=1)
-    residual[torch.arange(len(labels), device=labels.device), labels] -= 1  # one_hot would take n × k integers
-    return residual
-
-
-@torch.no_grad()
-def _held_out_losses(head: nn.Linear, chunks: _Chunks) -> Float[Tensor, " n"]:
-    return torch.cat([_losses(head(x), y) * w for x, y, w in chunks]).double().cpu()
-
-
 @torch.no_grad()
 def _minimize(head: nn.Linear, chunks: _Chunks, penalty: float, task: Task, tolerance: float) -> list[Epoch]:
     """From where the head is. By scipy: torch's optimizers import a compiler first, which takes seconds."""
@@ -173,13 +161,17 @@ def _minimize(head: nn.Linear, chunks: _Chunks, penalty: float, task: Task, tole
         for features, labels, weights in chunks:
             logits, share = head(features), weights / chunks.total
             loss += float((_losses(logits, labels) * share).sum(dtype=torch.float64))
-            predicted = logits.squeeze(1) > 0 if labels.is_floating_point() else logits.argmax(1)
+            if labels.is_floating_point():
+                predicted, residual = logits.squeeze(1) > 0, logits.sigmoid() - labels[:, None]
+            else:
+                predicted, residual = logits.argmax(1), logits.softmax(dim=1)
+                residual[torch.arange(len(labels), device=labels.device), labels] -= 1  # one_hot takes n × k integers
             accuracy += float(((predicted == labels) * share).sum())
-            residual = _residuals(logits, labels) * share[:, None]
+            residual = residual * share[:, None]  # with this, the gradients of the losses w.r.t. the logits
             slope.addmm_(residual.T, features)
             bias_slope += residual.sum(dim=0)
         if not math.isfinite(loss):
-            raise TrainingError("the loss of a linear fit became NaN or infinite; are the features on a sane scale?")
+            raise SalError("the loss of a linear fit became NaN or infinite; are the features on a sane scale?")
         value = loss + 0.5 * penalty * float(weight.square().sum(dtype=torch.float64))
         return value, torch.cat([slope.flatten(), bias_slope]).double().cpu().numpy()
 

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, M
 
 from salcli.engine.batches import Batch, BatchSource
 from salcli.engine.device import Compute
-from salcli.errors import TrainingError
+from salcli.errors import SalError
 from salcli.progress import Task
 from salcli.sal.seeding import derived_seed
 
@@ -112,9 +112,9 @@ class Run:
         """Of all processes together."""
         size, n_processes = min(self.params.batch_size, self.n_samples), self.compute.processes.size
         if size == 0:
-            raise TrainingError("there are no samples to train on; check the data and data.id_shares")
+            raise SalError("there are no samples to train on; check the data and data.id_shares")
         if size < n_processes:
-            raise TrainingError(f"a batch of {size} cannot be shared by {n_processes} processes; start fewer")
+            raise SalError(f"a batch of {size} cannot be shared by {n_processes} processes; start fewer")
         return size - size % n_processes  # equal parts, or the mean over processes would not be the mean over samples
 
     @property
@@ -130,96 +130,68 @@ class Run:
 
 def train(run: Run, task: Task, keeper: Keeper | None = None) -> list[Epoch]:
     """Train over shuffled batches of equal size; resumes from the last completed epoch that `keeper` has."""
+    processes, curve = run.compute.processes, list[Epoch]()
     run.compute.place(run.network)
     trainee = run.compute.trainee(run.network)
-    state = _State.start(run)
-    kept = run.compute.processes.from_main(keeper.load() if keeper and run.compute.processes.is_main else None)
+    optimizer = (run.optimizer or nesterov_sgd)(run.network.parameters(), run.params)
+    # no step at all where given weights are used as they are
+    schedule = (run.schedule or CosineAnnealingLR)(optimizer, max(1, run.params.epochs * run.n_batches))
+    scaler = run.compute.scaler()
+    # everything that changes during a run
+    learned: dict[str, Any] = {"network": run.network, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+    kept = processes.from_main(keeper.load() if keeper and processes.is_main else None)
     if kept is not None:
-        state.load_state_dict(kept)
-        task.skip(len(state.curve) * run.n_batches * run.batch_size)
-        task.note(f"resumes an interrupted run after epoch {len(state.curve)} of {run.params.epochs}")
-    for epoch in range(len(state.curve) + 1, run.params.epochs + 1):
-        state.curve.append(_one_epoch(run, state, trainee, epoch, task))
+        for name, part in learned.items():
+            part.load_state_dict(kept[name])
+        for name, source in run.stateful.items():
+            source.set_state(kept["stateful"][name])
+        run.generator.set_state(kept["order"])
+        torch.set_rng_state(kept["random"])
+        if len(kept["random_cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(kept["random_cuda"])
+        curve = [Epoch(**epoch) for epoch in kept["curve"]]
+        task.skip(len(curve) * run.n_batches * run.batch_size)
+        task.note(f"resumes an interrupted run after epoch {len(curve)} of {run.params.epochs}")
+    for epoch in range(len(curve) + 1, run.params.epochs + 1):
+        trainee.train()
+        if processes.size > 1:  # else dropout would be the same in all of them
+            seed = derived_seed(run.generator.initial_seed(), f"epoch {epoch}, process {processes.rank}")
+            torch.manual_seed(seed)
+        order = torch.randperm(run.n_samples, generator=run.generator)
+        steps = order[: run.n_batches * run.batch_size].reshape(run.n_batches, run.batch_size)
+        exact = torch.float32 if run.compute.device.type == "mps" else torch.float64
+        sums = torch.zeros(2, dtype=exact, device=run.compute.device)  # of losses and of correct predictions
+        for step, batch in enumerate(run.batches(steps.unbind()), start=1):
+            with run.compute.autocast():
+                loss, n_correct = run.objective(trainee, batch)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            sums += torch.stack([loss.detach().to(exact), n_correct.to(exact)])
+            is_shown = step % STEPS_BETWEEN_LOSSES == 0 or step == run.n_batches
+            task.advance(run.batch_size, epoch=epoch, **({"loss": float(loss.detach())} if is_shown else {}))
+        loss_sum, correct_sum = processes.add_up(sums).tolist()
+        if not math.isfinite(loss_sum):
+            raise SalError(
+                f"the loss is NaN or infinite in epoch {epoch}; try a smaller learning rate (lr is {run.params.lr:g}) "
+                "or check the data"
+            )
+        mean_loss = loss_sum / (run.n_batches * processes.size)
+        curve.append(Epoch(epoch, mean_loss, correct_sum / (run.n_batches * run.batch_size)))
+        processes.equalize(run.network)
         run.after_epoch()
-        if keeper and run.compute.processes.is_main:
-            keeper.save(state.state_dict())
+        if keeper and processes.is_main:
+            keeper.save(
+                {name: part.state_dict() for name, part in learned.items()}
+                | {"stateful": {name: source.get_state() for name, source in run.stateful.items()}}
+                | {"order": run.generator.get_state(), "random": torch.get_rng_state()}
+                | {"random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+                | {"curve": [asdict(one) for one in curve]}
+            )
     run.network.eval()
-    return state.curve
-
-
-def _one_epoch(run: Run, state: "_State", trainee: nn.Module, epoch: int, task: Task) -> Epoch:
-    trainee.train()
-    if run.compute.processes.size > 1:  # else dropout would be the same in all of them
-        purpose = f"epoch {epoch}, process {run.compute.processes.rank}"
-        torch.manual_seed(derived_seed(run.generator.initial_seed(), purpose))
-    order = torch.randperm(run.n_samples, generator=run.generator)
-    steps = order[: run.n_batches * run.batch_size].reshape(run.n_batches, run.batch_size)
-    exact = torch.float32 if run.compute.device.type == "mps" else torch.float64
-    sums = torch.zeros(2, dtype=exact, device=run.compute.device)  # of losses and of correct predictions
-    for step, batch in enumerate(run.batches(steps.unbind()), start=1):
-        with run.compute.autocast():
-            loss, n_correct = run.objective(trainee, batch)
-        state.optimizer.zero_grad()
-        state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        state.scaler.step(state.optimizer)
-        state.scaler.update()
-        state.schedule.step()
-        sums += torch.stack([loss.detach().to(exact), n_correct.to(exact)])
-        shown = {"loss": float(loss.detach())} if step % STEPS_BETWEEN_LOSSES == 0 or step == run.n_batches else {}
-        task.advance(run.batch_size, epoch=epoch, **shown)
-    loss_sum, correct_sum = run.compute.processes.add_up(sums).tolist()
-    if not math.isfinite(loss_sum):
-        raise TrainingError(
-            f"the loss is NaN or infinite in epoch {epoch}; try a smaller learning rate (lr is {run.params.lr:g}) "
-            "or check the data"
-        )
-    n_losses = run.n_batches * run.compute.processes.size
-    return Epoch(epoch, loss_sum / n_losses, correct_sum / (run.n_batches * run.batch_size))
-
-
-@dataclass
-class _State:
-    """Everything that changes during a run."""
-
-    run: Run
-    optimizer: Optimizer
-    schedule: LRScheduler
-    scaler: torch.amp.GradScaler
-    curve: list[Epoch]
-
-    @classmethod
-    def start(cls, run: Run) -> "_State":
-        optimizer = (run.optimizer or nesterov_sgd)(run.network.parameters(), run.params)
-        # no step at all where given weights are used as they are
-        schedule = (run.schedule or CosineAnnealingLR)(optimizer, max(1, run.params.epochs * run.n_batches))
-        return cls(run, optimizer, schedule, run.compute.scaler(), [])
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that a new process needs to continue to the same end."""
-        return {
-            "network": self.run.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            "order": self.run.generator.get_state(),
-            "stateful": {name: item.get_state() for name, item in self.run.stateful.items()},
-            "curve": [asdict(epoch) for epoch in self.curve],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.run.network.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.scaler.load_state_dict(state["scaler"])
-        torch.set_rng_state(state["random"])
-        if len(state["random_cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(state["random_cuda"])
-        self.run.generator.set_state(state["order"])
-        for name, item in self.run.stateful.items():
-            item.set_state(state["stateful"][name])
-        self.curve = [Epoch(**epoch) for epoch in state["curve"]]
+    return curve
 
 
 @contextmanager

@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from salcli.errors import ParamsError, ThresholdError
 from salcli.methods.base import Known, PostHoc, below, find_method, method
-from salcli.methods.mixture import HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
+from salcli.methods.mixture import MEMBERS, HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
 from salcli.sal.gradients import Representation, RepresentationSource
 
-# a score that joins changes the numbers of everything that is made of them
-MEMBERS = ("msp", "energy", "gen", "gradnorm", "knn", "mahalanobis-plus", "rmds", "vim", "fdbd", "nci")
 LEAST_CALIBRATION = 20  # samples that SAL+ learns from
+ENOUGH_TO_SPLIT = 200  # calibration samples: half of them certify more than the committee does by all of them
+Pair = tuple[Float[Tensor, " n"], Float[Tensor, " m"]]  # scores of calibration and of wild data
 
 
 def finite(name: str, scores: Tensor) -> Tensor:
@@ -51,12 +52,12 @@ class Combined(PostHoc):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Combined:
-        return cls(
-            CombinedParams({name: find_method(name, PostHoc).from_settings(own) for name, own in settings.items()})
-        )
+        members = settings["members"] if settings else []
+        return cls(CombinedParams({name: find_method(name, PostHoc).from_settings(own) for name, own in members}))
 
     def settings(self) -> dict[str, Any]:
-        return {name: member.settings() for name, member in self.members.items()}
+        """A list, because the quantiles are of the members in their order."""
+        return {"members": [[name, member.settings()] for name, member in self.members.items()]}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """A member that fits nothing has no state."""
@@ -96,7 +97,7 @@ class Combined(PostHoc):
 
 @method("committee", label="Committee", paper="salcli, 2026")
 class Committee(Combined):
-    """Mean of ten post-hoc scores, each as a normal quantile on calibration and wild data."""
+    """Mean of six post-hoc scores, each as a normal quantile on calibration and wild data."""
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
         return self.quantiles.committee(self._columns(x))
@@ -143,10 +144,21 @@ class SalPlus(Combined):
             return None
         return held_out(*self._sides, seed=self.known.seed)
 
-    def exact_scores(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]]:
-        """The committee's, which certify its list."""
-        calibration, wild = (self.quantiles.committee(self._matrix(one)) for one in self._pool)
-        return calibration, wild
+    def exact_scores(self) -> tuple[Pair, Pair]:
+        """Of SAL+ with half of the calibration data among the wild data, and of the committee.
+
+        The first half tells ID data; the second and the wild samples are all the same to the model, so they can be
+        compared. Of few calibration samples, half are too few: then the committee has to certify.
+        """
+        known, calibration, wild = self._sides
+        committee = self.quantiles.committee(calibration.scores), self.quantiles.committee(wild.scores)
+        n, rng = len(calibration.logits), np.random.default_rng([self.known.seed, 2])
+        if n < ENOUGH_TO_SPLIT:
+            return committee, committee
+        first, second = (np.sort(half) for half in np.array_split(rng.permutation(n), 2))
+        mixed = Samples(*(torch.cat(sides) for sides in zip(calibration.take(second), wild, strict=True)))
+        h = fit_mixture(known, calibration.take(first), mixed, seed=self.known.seed).h(mixed)
+        return (h[: len(second)], h[len(second) :]), committee
 
     @property
     def _pool(self) -> tuple[RepresentationSource, RepresentationSource]:

@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import extract_tb
@@ -70,13 +70,12 @@ def import_object(path: str, what: str) -> Any:
 def describe_failure(error: BaseException) -> str:
     """An error from custom code, with the last line of that code that led to it."""
     text = f"{type(error).__name__}: {error}"
-    lines = [frame for frame in extract_tb(error.__traceback__) if _is_custom(Path(frame.filename))]
-    return f"{text} ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else text
-
-
-def _is_custom(file: Path) -> bool:
-    not_custom = PACKAGE, STANDARD_LIBRARY
-    return file.is_file() and "site-packages" not in file.parts and not any(map(file.is_relative_to, not_custom))
+    for frame in reversed(extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        is_library = "site-packages" in file.parts or any(map(file.is_relative_to, (PACKAGE, STANDARD_LIBRARY)))
+        if file.is_file() and not is_library:
+            return f"{text} ({file.name}, line {frame.lineno})"
+    return text
 
 
 def _fix(module: str, error: BaseException) -> str:
@@ -93,30 +92,19 @@ def _fix(module: str, error: BaseException) -> str:
 
 
 def code_fingerprint(path: str, folder: Path) -> str:
-    """Hash of the source of MODULE:NAME and of all modules beside it that it imports; "" for what is not MODULE:NAME.
+    """Hash of the source of MODULE:NAME, of the packages around it and of all modules beside it that it imports.
+
+    "" for what is not MODULE:NAME.
 
     The code is read, not run. Modules are looked up in `folder` first, then where they are installed.
     """
     parts = import_path(path)
     if parts is None:
         return ""
-    digest = hashlib.sha256()
-    for name, file in sorted(_sources(parts[0], folder).items()):
-        digest.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-def folder_of(module: str, folders: Sequence[Path]) -> Path | None:
-    """The first of the folders that holds a module."""
-    return next((folder for folder in folders if _holds(folder, module.split(".")[0])), None)
-
-
-def _sources(module: str, folder: Path) -> dict[str, Path]:
-    """The files of a module, of the packages around it and of what they import from the same folder, by module name."""
-    top = module.split(".")[0]
+    top = parts[0].split(".")[0]
     base = folder if _holds(folder, top) else _installed_in(top)
     found: dict[str, Path] = {}
-    waiting = [module]
+    waiting = [parts[0]]
     while base and waiting:
         name = waiting.pop()
         file = _source(base, name)
@@ -124,7 +112,15 @@ def _sources(module: str, folder: Path) -> dict[str, Path]:
             found[name] = file
             package = name if file.name == "__init__.py" else name.rpartition(".")[0]
             waiting += [name.rpartition(".")[0], *_imports(file, package)]
-    return found
+    digest = hashlib.sha256()
+    for name, file in sorted(found.items()):
+        digest.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def folder_of(module: str, folders: Sequence[Path]) -> Path | None:
+    """The first of the folders that holds a module."""
+    return next((folder for folder in folders if _holds(folder, module.split(".")[0])), None)
 
 
 def _holds(folder: Path, top: str) -> bool:
@@ -236,7 +232,13 @@ def build_network(name: str, in_channels: int, n_classes: int | None) -> nn.Modu
     make = import_object(name, "network")
     if isinstance(make, nn.Module) or not callable(make):
         raise ModelError(f"{name} is of type {type(make).__name__}; name a class, or a function that returns a network")
-    options = _options(make, n_classes)
+    try:
+        taken = inspect.signature(make).parameters.get("num_classes")
+    except (TypeError, ValueError):
+        taken = None
+    # a default may be what the network's own weights need: only a given number replaces it
+    is_asked = taken is not None and (n_classes is not None or taken.default is taken.empty)
+    options = {"num_classes": n_classes or ANY_CLASSES} if is_asked else {}
     try:
         network = make(**options)
     except (Exception, SystemExit) as error:  # custom code may raise anything
@@ -250,17 +252,6 @@ def build_network(name: str, in_channels: int, n_classes: int | None) -> nn.Modu
     if any(isinstance(value, nn.UninitializedParameter) for value in network.parameters()):
         raise ModelError(f"{name} has lazy layers, whose sizes are not known before they see data; give them sizes")
     return network
-
-
-def _options(make: Callable[..., Any], n_classes: int | None) -> dict[str, int]:
-    """A default for num_classes may be what the network's own weights need: only a given number replaces it."""
-    try:
-        taken = inspect.signature(make).parameters.get("num_classes")
-    except (TypeError, ValueError):
-        return {}
-    if taken is None or (n_classes is None and taken.default is not taken.empty):
-        return {}
-    return {"num_classes": n_classes or ANY_CLASSES}
 
 
 def timm_with(model: str) -> ModuleType:
@@ -297,10 +288,25 @@ def find_head(
     network = (build_network(name, shape[0], n_classes) if network is None else network).eval()
     if head is not None:
         _linear_named(name, network, head)
-    calls, output = _trial_run(name, network, shape)
+    linears = _linears(network)
+    paths: dict[nn.Module, str] = {layer: path for path, layer in linears.items()}
+    calls: dict[str, list[tuple[tuple[int, ...], Tensor]]] = {}  # of each linear layer: shape of the input, output
+
+    def record(layer: nn.Module, inputs: Any, output: Any) -> None:
+        if layer in paths:
+            calls.setdefault(paths[layer], []).append((tuple(inputs[0].shape), output.clone()))
+
+    images = torch.randn(N_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
+    try:
+        with register_module_forward_hook(record), torch.inference_mode():
+            output = _first_tensor(network(images))
+    except (Exception, SystemExit) as error:  # custom code may raise anything
+        raise ModelError(
+            f"{name} cannot take images of {shape[0]} × {shape[1]} × {shape[2]} (channels, height, width): "
+            f"{describe_failure(error)}; set data.image_size and data.channels to what it takes"
+        ) from error
     if head is not None:
         return head
-    linears = _linears(network)
     # a head is called once, with one vector for each image
     once = {path: seen[0] for path, seen in calls.items() if len(seen) == 1}
     usable = {path: logits for path, (size, logits) in once.items() if len(size) == 2 and size[0] == N_IMAGES}
@@ -318,32 +324,6 @@ def find_head(
         f"{name}: {'several layers could be' if as_wide else 'no layer is clearly'} its head, the last linear "
         f"layer; name it with --head or in model.head; {_listed(linears)}"
     )
-
-
-Call = tuple[tuple[int, ...], Tensor]  # shape of the input, output
-
-
-def _trial_run(
-    name: str, network: nn.Module, shape: tuple[int, int, int]
-) -> tuple[dict[str, list[Call]], Tensor | None]:
-    """The calls of every linear layer, by its name, and the network's output."""
-    calls: dict[str, list[Call]] = {}
-    paths: dict[nn.Module, str] = {layer: path for path, layer in _linears(network).items()}
-
-    def record(layer: nn.Module, inputs: Any, output: Any) -> None:
-        if layer in paths:
-            calls.setdefault(paths[layer], []).append((tuple(inputs[0].shape), output.clone()))
-
-    images = torch.randn(N_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
-    try:
-        with register_module_forward_hook(record), torch.inference_mode():
-            output = network(images)
-    except (Exception, SystemExit) as error:  # custom code may raise anything
-        raise ModelError(
-            f"{name} cannot take images of {shape[0]} × {shape[1]} × {shape[2]} (channels, height, width): "
-            f"{describe_failure(error)}; set data.image_size and data.channels to what it takes"
-        ) from error
-    return calls, _first_tensor(output)
 
 
 def _first_tensor(output: Any) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,33 @@ def load_backbone(backbone: Backbone, name: str, state: State, source: str) -> N
 
 
 def _load(network: nn.Module, backbone: Backbone, label: str, state: State, source: str) -> WeightsReport:
-    expected = network.state_dict()
-    given = _for_network(expected, backbone, state)
-    note = _drop_foreign_head(expected, backbone, given, source)
+    expected, note = network.state_dict(), None
+    start, head = BACKBONE + backbone.weights_prefix, f"{HEAD}weight"
+    body = [name.removeprefix(start) for name in expected if name.startswith(start)]
+    unused = (OOD_HEAD, *(start + name for name in backbone.unused_weights), *(() if head in expected else (HEAD,)))
+    names = our_names([name for name in state if name not in NOT_WEIGHTS], backbone, body)
+    given = {ours: (name, state[name]) for name, ours in names.items() if not ours.startswith(unused)}
+    if head in given:
+        name, weight = given[head]
+        if not backbone.head_has_bias:
+            given.setdefault(f"{HEAD}bias", (f"{HEAD}bias", torch.zeros(len(weight))))
+        n_classes = len(expected[head])
+        if weight.shape[1:] == (backbone.n_features,) and len(weight) != n_classes:  # as published weights mostly have
+            del given[head]
+            given.pop(f"{HEAD}bias", None)
+            note = (
+                f"{source} is for {len(weight)} classes ({name} is {_shape(weight)}), the ID data have {n_classes}: "
+                "it is used without its head, which starts from random weights"
+            )
     if not given:
         raise WeightsError(f"{source} holds nothing that belongs to a network; give a state dict of {label}")
-    _check(expected, backbone, label, source, given)
+    if problems := _problems(expected, given, start):
+        raise WeightsError(
+            f"{source} does not hold the weights of {label}\n{problems}"
+            "set model.backbone to the network that the weights are of, or give other weights"
+        )
     network.load_state_dict({ours: tensor for ours, (_, tensor) in given.items()}, strict=False)
-    return WeightsReport(f"{HEAD}weight" in given, note)
+    return WeightsReport(head in given, note)
 
 
 # --- reading files
@@ -127,20 +146,6 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
 # --- translating names
 
 
-def _for_network(expected: State, backbone: Backbone, state: State) -> Given:
-    """The tensors by our names, without those that have no use here."""
-    start = BACKBONE + backbone.weights_prefix
-    body = [name.removeprefix(start) for name in expected if name.startswith(start)]
-    unused = (OOD_HEAD, *(start + name for name in backbone.unused_weights))
-    if f"{HEAD}weight" not in expected:
-        unused = (HEAD, *unused)
-    names = our_names([name for name in state if name not in NOT_WEIGHTS], backbone, body)
-    given = {ours: (name, state[name]) for name, ours in names.items() if not ours.startswith(unused)}
-    if f"{HEAD}weight" in given and not backbone.head_has_bias:
-        given.setdefault(f"{HEAD}bias", (f"{HEAD}bias", torch.zeros(len(given[f"{HEAD}weight"][1]))))
-    return given
-
-
 def our_names(names: Iterable[str], backbone: Backbone, body: Iterable[str]) -> dict[str, str]:
     """Name in the file → name in a Classifier; `body` are the backbone's own names, as published."""
     known = set(body)
@@ -179,45 +184,29 @@ def _without_prefixes(names: list[str], prefixes: list[str], known: set[str]) ->
     return short
 
 
-def _drop_foreign_head(expected: State, backbone: Backbone, given: Given, source: str) -> str | None:
-    """Drop a head for another number of classes, as published weights mostly have, and return a note."""
-    if f"{HEAD}weight" not in given:
-        return None
-    (name, head), n_classes = given[f"{HEAD}weight"], len(expected[f"{HEAD}weight"])
-    if head.shape[1:] != (backbone.n_features,) or len(head) == n_classes:
-        return None
-    for part in ("weight", "bias"):
-        given.pop(f"{HEAD}{part}", None)
-    return (
-        f"{source} is for {len(head)} classes ({name} is {_shape(head)}), the ID data have {n_classes}: "
-        "it is used without its head, which starts from random weights"
-    )
-
-
 # --- checks
 
 
-def _check(expected: State, backbone: Backbone, label: str, source: str, given: Given) -> None:
-    """Names, shapes and numbers; all that is wrong is listed at once."""
-    start = BACKBONE + backbone.weights_prefix
+def _problems(expected: State, given: Given, start: str) -> str:
+    """All that is wrong with names, shapes and numbers, or ""."""
     has_head = any(ours.startswith(HEAD) for ours in given)
-    problems: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": [], "unusable": []}
+    found: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": [], "unusable": []}
     for ours, wanted in expected.items():
         if ours not in given and not ours.endswith(COUNTER) and (has_head or not ours.startswith(HEAD)):
-            problems["missing"].append(f"{ours.removeprefix(start)} {_shape(wanted)}")
+            found["missing"].append(f"{ours.removeprefix(start)} {_shape(wanted)}")
     for ours, (name, tensor) in given.items():
         if ours not in expected:
-            problems["unexpected"].append(f"{name} {_shape(tensor)}")
+            found["unexpected"].append(f"{name} {_shape(tensor)}")
         elif tensor.shape != expected[ours].shape:
-            problems["of another shape"].append(f"{name} {_shape(tensor)}, not {_shape(expected[ours])}")
+            found["of another shape"].append(f"{name} {_shape(tensor)}, not {_shape(expected[ours])}")
         elif not ours.endswith(COUNTER) and (reason := _unusable(tensor, expected[ours])):
-            problems["unusable"].append(f"{name} {reason}")
-    if any(problems.values()):
-        raise WeightsError(
-            f"{source} does not hold the weights of {label}\n"
-            + "".join(_listing(what, items) for what, items in problems.items())
-            + "set model.backbone to the network that the weights are of, or give other weights"
-        )
+            found["unusable"].append(f"{name} {reason}")
+    lines = []
+    for what, items in found.items():
+        if items:
+            rest = [f"and {len(items) - N_SHOWN} more"] if len(items) > N_SHOWN else []
+            lines += [f"  {what} ({len(items)}):", *(f"    {item}" for item in [*items[:N_SHOWN], *rest])]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _unusable(tensor: Tensor, wanted: Tensor) -> str:
@@ -227,13 +216,6 @@ def _unusable(tensor: Tensor, wanted: Tensor) -> str:
     if tensor.is_floating_point() != wanted.is_floating_point():
         return f"is of type {str(tensor.dtype).removeprefix('torch.')}"
     return "" if tensor.isfinite().all() else "holds NaN or infinity"
-
-
-def _listing(what: str, items: Sequence[str]) -> str:
-    if not items:
-        return ""
-    rest = f"\n    and {len(items) - N_SHOWN} more" if len(items) > N_SHOWN else ""
-    return f"  {what} ({len(items)}):" + "".join(f"\n    {item}" for item in items[:N_SHOWN]) + rest + "\n"
 
 
 def _shape(tensor: Tensor) -> str:

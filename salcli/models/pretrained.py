@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
@@ -23,6 +22,8 @@ from torch import Tensor, nn
 from salcli.errors import ModelError, WeightsError
 from salcli.models.backbones import (
     AUTO,
+    TIMM,
+    TORCHVISION,
     Backbone,
     TorchvisionBackbone,
     build_backbone,
@@ -99,18 +100,21 @@ class Embedder(nn.Module):
         """`network`: a custom or timm network that is built already. It is changed."""
         super().__init__()
         self.spec = spec
+        wanted = spec.preprocessing
         with _seeded():
-            self.backbone = _build(spec, network)
+            if is_hooked(spec.backbone):
+                self.backbone: Backbone = HookedBackbone(spec.backbone, wanted.channels, None, spec.head, network)
+            else:
+                self.backbone = build_backbone(spec.backbone, wanted.channels, image_size=wanted.crop)
+        if timm_name(spec.backbone) is not None:  # custom code may rely on the usual order
+            self.backbone.memory_format = torch.channels_last
         self.n_features = self.backbone.n_features
         # part of the spec, so not of the weights
         for name in ("mean", "std"):
-            values = torch.tensor(getattr(spec.preprocessing, name))[:, None, None]
+            values = torch.tensor(getattr(wanted, name))[:, None, None]
             self.register_buffer(name, values, persistent=False)
         self.requires_grad_(False).eval()
-        self.memory_format = torch.channels_last
-        if import_path(spec.backbone) is not None:
-            self.memory_format = self._memory_format_that_works()
-        self.to(memory_format=self.memory_format)
+        self.to(memory_format=self.backbone.memory_format)
 
     def train(self, mode: bool = True) -> "Embedder":
         """Frozen: it stays in eval mode, also as a part of a network in training."""
@@ -135,24 +139,8 @@ class Embedder(nn.Module):
             start, stop = wanted.margin, wanted.margin + wanted.crop
             images = images[:, :, start:stop, start:stop]
         images = images.expand(-1, wanted.channels, -1, -1)
-        pixels = images.to(self.mean.dtype, memory_format=self.memory_format)
+        pixels = images.to(self.mean.dtype, memory_format=self.backbone.memory_format)
         return pixels.div(255).sub_(self.mean).div_(self.std)
-
-    def _memory_format_that_works(self) -> torch.memory_format:
-        """Channels last is faster, but custom code may call view(), which needs the usual order."""
-        wanted = self.spec.preprocessing
-        image = torch.zeros(1, wanted.channels, wanted.crop, wanted.crop)
-        try:
-            self.to(memory_format=torch.channels_last)
-            self.backbone.memory_format = torch.channels_last
-            self(image)
-        except ModelError:
-            raise
-        except RuntimeError:
-            self.backbone.memory_format = torch.contiguous_format
-        except (Exception, SystemExit) as error:  # custom code may raise anything
-            raise ModelError(f"{self.spec.backbone} fails: {describe_failure(error)}; fix that first") from error
-        return self.backbone.memory_format
 
 
 def build_embedder(
@@ -184,7 +172,7 @@ def build_embedder(
     with _seeded():
         if import_path(backbone) is not None:
             network = build_network(backbone, 3, None)
-            known = _config_of(network)
+            known = _of_config(network)
         preprocessing = _settled(backbone, known, mean, std, image_size)
         if is_hooked(backbone):
             if network is None:
@@ -207,16 +195,6 @@ def _seeded() -> Iterator[None]:
         yield
 
 
-def _build(spec: EmbedderSpec, network: nn.Module | None) -> Backbone:
-    wanted = spec.preprocessing
-    if not is_hooked(spec.backbone):
-        return build_backbone(spec.backbone, wanted.channels, image_size=wanted.crop)
-    backbone = HookedBackbone(spec.backbone, wanted.channels, None, spec.head, network)
-    if timm_name(spec.backbone) is not None:
-        backbone.memory_format = torch.channels_last
-    return backbone
-
-
 # --- preprocessing
 
 
@@ -231,7 +209,7 @@ def library_preprocessing(backbone: str, weights: Path | str | None = PRETRAINED
 
 def preprocessing_of(network: nn.Module) -> Preprocessing | None:
     """What a custom network says that it expects, in a dict like timm's `default_cfg`."""
-    return _if_complete(_config_of(network))
+    return _if_complete(_of_config(network))
 
 
 def _if_complete(known: Mapping[str, Any]) -> Preprocessing | None:
@@ -244,7 +222,14 @@ def _of_library(backbone: str, weights: Path | str | None) -> dict[str, Any]:
         choices = _torchvision_weights(name)
         if weights != PRETRAINED:
             choices = [one for one in choices if weights and _file_name(one.url) == Path(weights).name]
-        return _of_torchvision(name, choices[0]) if choices else {}
+        if not choices:
+            return {}
+        used = choices[0].transforms()
+        (resize,), (crop,) = used.resize_size, used.crop_size
+        # with auxiliary heads they normalise once more (transform_input), from these numbers to mean and std of 0.5
+        is_twice = name in TorchvisionBackbone.WITH_AUXILIARY_HEADS
+        mean, std = ((0.5,) * 3, (0.5,) * 3) if is_twice else (tuple(used.mean), tuple(used.std))
+        return {"resize": resize, "crop": crop, "interpolation": used.interpolation.value, "mean": mean, "std": std}
     if (name := timm_name(backbone)) is not None:
         config = _timm_config(name)
         named = f"{config['architecture']}.{config['tag']}" if config else ""
@@ -259,16 +244,6 @@ def _torchvision_weights(name: str) -> list[Any]:
     return sorted(found, key=lambda member: member is not found.DEFAULT)
 
 
-def _of_torchvision(name: str, weights: Any) -> dict[str, Any]:
-    used = weights.transforms()
-    (resize,), (crop,) = used.resize_size, used.crop_size
-    known = {"resize": resize, "crop": crop, "interpolation": used.interpolation.value}
-    if name in TorchvisionBackbone.WITH_AUXILIARY_HEADS:
-        # Their pretrained versions normalise once more (transform_input), from these numbers to mean and std of 0.5.
-        return known | {"mean": (0.5,) * 3, "std": (0.5,) * 3}
-    return known | {"mean": tuple(used.mean), "std": tuple(used.std)}
-
-
 @cache
 def _timm_config(name: str) -> dict[str, Any]:
     """timm's pretrained_cfg with its defaults filled in; empty for a model without weights."""
@@ -280,12 +255,13 @@ def _timm_config(name: str) -> dict[str, Any]:
     return asdict(config) | filled
 
 
-def _config_of(network: nn.Module) -> dict[str, Any]:
-    return _of_config(getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None))
-
-
 def _of_config(config: Any) -> dict[str, Any]:
-    """The same from a dict as timm's networks have one. Other ways to crop than in the middle are not offered."""
+    """The same from a dict as timm's networks have one, or from such a network.
+
+    Other ways to crop than in the middle are not offered.
+    """
+    if isinstance(config, nn.Module):
+        config = getattr(config, "pretrained_cfg", None) or getattr(config, "default_cfg", None)
     config = config if isinstance(config, Mapping) else {}
     known: dict[str, Any] = {name: tuple(map(float, config[name])) for name in ("mean", "std") if name in config}
     is_centered = config.get("crop_mode", "center") == "center"
@@ -335,10 +311,10 @@ def load_given(network: Classifier, weights: Path | Literal["pretrained"]) -> We
 
 def load_pretrained(backbone: str, in_channels: int = 3) -> dict[str, Tensor]:
     """The state dict that torchvision or timm publishes, from the library's usual cache or else downloaded into it."""
-    if (name := torchvision_name(backbone)) is not None:
-        return _load_torchvision(name)
-    if (name := timm_name(backbone)) is not None:
-        return _load_timm(name, in_channels)
+    if torchvision_name(backbone) is not None:
+        return _load_torchvision(backbone)
+    if timm_name(backbone) is not None:
+        return _load_timm(backbone, in_channels)
     raise ModelError(f"{backbone} has no published weights that salcli knows; set model.weights to a file")
 
 
@@ -353,79 +329,64 @@ def _file_name(url: str) -> str:
     return Path(urlsplit(url).path).name
 
 
-def _load_torchvision(name: str) -> dict[str, Tensor]:
+def _load_torchvision(backbone: str) -> dict[str, Tensor]:
+    name = backbone.removeprefix(TORCHVISION)
     weights = _torchvision_weights(name)
     if not weights:
         raise WeightsError(f"torchvision publishes no weights for {name}; use another model, or a file of weights")
     url = weights[0].url
     path = Path(torch.hub.get_dir()) / "checkpoints" / _file_name(url)
+    fix = f"save it as {path}, where it needs no option; elsewhere keep its name, {path.name}, and give {WITH_FILE}"
     if not path.is_file():
-        try:
-            with _impatient():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                # the checksum is part of the name, as torchvision uses it
-                checksum = re.search(r"-([a-f0-9]*)\.", path.name)
-                torch.hub.download_url_to_file(
-                    url, str(path), checksum[1] if checksum else None, progress=sys.stderr.isatty()
-                )
-        except (OSError, RuntimeError, HTTPException) as error:
-            elsewhere = f"elsewhere keep its name, {path.name}, and give {WITH_FILE}"
-            fix = f"save it as {path}, where it needs no option; {elsewhere}"
-            raise _not_to_be_had(f"torchvision:{name}", error, url, fix) from None
+        with _downloading(backbone, url, fix):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            checksum = re.search(r"-([a-f0-9]*)\.", path.name)  # part of the name, as torchvision uses it
+            is_terminal = sys.stderr.isatty()
+            torch.hub.download_url_to_file(url, str(path), checksum[1] if checksum else None, progress=is_terminal)
     return read_state_dict(path)
 
 
+def _load_timm(backbone: str, in_channels: int) -> dict[str, Tensor]:
+    name = backbone.removeprefix(TIMM)
+    timm, config = timm_with(name), _timm_config(name)
+    if not config:
+        raise WeightsError(f"timm publishes no weights for {name}; those with weights: timm.list_pretrained()")
+    url, is_cached = str(config["url"]), True
+    if config["hf_hub_id"]:
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError
+
+        repository, _, revision = config["hf_hub_id"].partition("@")
+        file = config["hf_hub_filename"] or "model.safetensors"
+        url = hf_hub_url(repository, file, revision=revision or None)
+        cached = [
+            try_to_load_from_cache(repository, one, revision=revision or None) for one in (file, "pytorch_model.bin")
+        ]
+        is_cached = any(isinstance(one, str) for one in cached)
+    file = f"{config['architecture']}.{config['tag']}{Path(url).suffix}"
+    with _downloading(backbone, url, f"save it as {file}, and use it: {WITH_FILE}"):
+        if not is_cached:  # raises at once if it is not to be had: the hub's client would try for 48 seconds
+            with suppress(EntryNotFoundError):  # it answers, and may have the weights under another name
+                get_hf_file_metadata(url, timeout=TIMEOUT)
+        network: nn.Module = timm.create_model(name, pretrained=True, in_chans=in_channels)
+    return network.state_dict()
+
+
 @contextmanager
-def _impatient() -> Iterator[None]:
-    """torch.hub has no timeout of its own: without an answer it would wait for minutes."""
+def _downloading(backbone: str, url: str, fix: str) -> Iterator[None]:
+    """Without an answer torch.hub, which has no timeout, would wait for minutes.
+
+    `fix` names the file as published, which says what the weights expect of an image (`_of_library`).
+    """
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT)
     try:
         yield
+    except Exception as error:  # of the hub's client, torch.hub or the system: no common class
+        reason = describe_failure(error).partition("\n")[0]
+        raise WeightsError(
+            f"the weights of {backbone} are not on this computer and cannot be downloaded ({reason}); get {url}, "
+            f"{fix}; or use weights that come as a package (docs/your-data.md)"
+        ) from None
     finally:
         socket.setdefaulttimeout(before)
-
-
-def _load_timm(name: str, in_channels: int) -> dict[str, Tensor]:
-    timm, config = timm_with(name), _timm_config(name)
-    if not config:
-        raise WeightsError(f"timm publishes no weights for {name}; those with weights: timm.list_pretrained()")
-    url = _hub_url(config) if config["hf_hub_id"] else str(config["url"])
-    try:
-        if config["hf_hub_id"]:
-            _check_reachable(config, url)
-        with _impatient():
-            network: nn.Module = timm.create_model(name, pretrained=True, in_chans=in_channels)
-    except Exception as error:  # of the hub's client or torch.hub's: no common class
-        file = f"{config['architecture']}.{config['tag']}{Path(url).suffix}"
-        raise _not_to_be_had(f"timm:{name}", error, url, f"save it as {file}, and use it: {WITH_FILE}") from None
-    return network.state_dict()
-
-
-def _hub_url(config: Mapping[str, Any]) -> str:
-    from huggingface_hub import hf_hub_url
-
-    repository, _, revision = config["hf_hub_id"].partition("@")
-    return hf_hub_url(repository, config["hf_hub_filename"] or "model.safetensors", revision=revision or None)
-
-
-def _check_reachable(config: Mapping[str, Any], url: str) -> None:
-    """Raise at once if a file is neither in the cache nor to be had: the hub's client would try for 48 seconds."""
-    from huggingface_hub import get_hf_file_metadata, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError
-
-    repository, _, revision = config["hf_hub_id"].partition("@")
-    for file in (Path(url).name, "pytorch_model.bin"):
-        if isinstance(try_to_load_from_cache(repository, file, revision=revision or None), str):
-            return
-    with suppress(EntryNotFoundError):  # it answers, and may have the weights under another name
-        get_hf_file_metadata(url, timeout=TIMEOUT)
-
-
-def _not_to_be_had(backbone: str, error: Exception, url: str, fix: str) -> WeightsError:
-    """`fix` names the file as published, which says what the weights expect of an image (`_of_library`)."""
-    reason = describe_failure(error).partition("\n")[0]
-    return WeightsError(
-        f"the weights of {backbone} are not on this computer and cannot be downloaded ({reason}); get {url}, {fix}; "
-        "or use weights that come as a package (docs/your-data.md)"
-    )

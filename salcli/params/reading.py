@@ -25,7 +25,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ParamsError(f"{path} cannot be read: {error}") from None
-    content = _parse(text, path.name)
+    content = parsed(text, path.name)
     if content is None:
         raise ParamsError(f"{path.name} is empty")
     if not isinstance(content, dict):
@@ -38,10 +38,10 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator or not all(part.strip() for part in key.split(".")):
         raise ParamsError(f"--set {text}: must be KEY=VALUE, for example --set filter.threshold_quantile=0.9")
-    return key.strip(), _parse(value, f"--set {text}: the value")
+    return key.strip(), parsed(value, f"--set {text}: the value")
 
 
-def _parse(text: str, name: str) -> Any:
+def parsed(text: str, name: str) -> Any:
     """YAML 1.2, as DVC reads it: 1e-3 is a number."""
     try:
         return YAML(typ="safe", pure=True).load(text)

@@ -6,6 +6,7 @@ not count. The code of a method counts only where the method is used. Imports ne
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 from contextlib import suppress
@@ -39,9 +40,6 @@ WITHOUT_RESULT = (
 # Its own code decides what a variant and a method are. It imports all that it checks names against, which decides
 # nothing: a stage imports itself what it runs.
 SCHEMA = "salcli.params.schema"
-# At the top level only: what is imported inside a function does not change the result of a stage.
-IMPORT = re.compile(r"^from (salcli[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
-WORD = re.compile(r"\w+")
 DECLARATION = re.compile(r'^@method\("([^"]+)"', re.MULTILINE)
 FAMILIES = PACKAGE / "methods"
 TAU, MADE_OF_OTHERS = "sal", ("committee", "sal-plus")
@@ -131,9 +129,14 @@ def _path_of(module: str) -> Path:
 
 @cache
 def _imports(path: Path) -> tuple[str, ...]:
-    """Modules of salcli that a file imports at its top level, and names in them."""
-    found = IMPORT.findall(path.read_text(encoding="utf-8"))
-    return tuple(name for module, names in found for name in (module, *(f"{module}.{m}" for m in WORD.findall(names))))
+    """Modules of salcli that a file imports at its top level, and names in them.
+
+    What is imported inside a function does not change the result of a stage.
+    """
+    top = ast.parse(path.read_bytes()).body
+    found = [node for node in top if isinstance(node, ast.ImportFrom) and str(node.module).startswith("salcli")]
+    names = [f"{node.module}.{alias.name}" for node in found for alias in node.names]
+    return (*(str(node.module) for node in found), *names)
 
 
 @cache
@@ -222,6 +225,6 @@ def _locked(workspace: Workspace, name: str) -> str:
     Not of custom sets: a wrong path would go unnoticed.
     """
     lock = workspace.root / "dvc.lock"
-    text = lock.read_text(encoding="utf-8") if lock.is_file() else ""
-    found = re.search(rf"^ +data\.{re.escape(name)}: '?(\w+)'?$", text, re.MULTILINE)
-    return found[1] if found else ""
+    stages = read_yaml(lock).get("stages", {}).values() if lock.is_file() else ()
+    recorded = (stage.get("params", {}).get(FINGERPRINTS.path, {}).get(f"data.{name}") for stage in stages)
+    return next(filter(None, recorded), "")

@@ -16,15 +16,17 @@ from salcli.errors import BadArtifactError, DataError
 from salcli.models.network import Classifier
 from salcli.params.schema import DataParams, Params
 from salcli.store.formats import (
+    OOD_TEST,
+    WILD_HOLDOUT,
+    WILD_SET,
     Origin,
     RepresentationFile,
     names_of,
     read_digests,
     read_id_split,
+    read_index,
     read_network,
     read_samples,
-    read_wild_holdout,
-    read_wild_set,
     read_wild_truth,
 )
 from salcli.store.layout import Experiment, Workspace, prepared_set, unseen_set
@@ -45,12 +47,14 @@ def id_samples(workspace: Workspace, params: Params, part: IdPart, experiment: E
 
 def wild_samples(workspace: Workspace, params: Params, experiment: Experiment) -> Rows:
     """The wild data, without their truth. The index counts through the ID set first, then through the OOD set."""
-    return _of_both_sets(workspace, params, experiment, read_wild_set(workspace.find(experiment.wild)).source)
+    return _of_both_sets(workspace, params, experiment, read_index(workspace.find(experiment.wild), WILD_SET))
 
 
 def wild_holdout_samples(workspace: Workspace, params: Params, experiment: Experiment) -> Rows:
     """Wild data that neither the filter nor any training has seen, without their truth; none if wild_holdout is 0."""
-    return _of_both_sets(workspace, params, experiment, read_wild_holdout(workspace.find(experiment.wild_holdout)))
+    return _of_both_sets(
+        workspace, params, experiment, read_index(workspace.find(experiment.wild_holdout), WILD_HOLDOUT)
+    )
 
 
 def _of_both_sets(workspace: Workspace, params: Params, experiment: Experiment, index: np.ndarray) -> Rows:
@@ -66,7 +70,7 @@ def ood_test_samples(workspace: Workspace, params: Params, experiment: Experimen
     """
     if not unseen:
         samples = read_samples(workspace.find(prepared_set(experiment.ood)))
-        return Rows((samples.array,), read_wild_set(workspace.find(experiment.wild)).ood_test)
+        return Rows((samples.array,), read_index(workspace.find(experiment.ood_test), OOD_TEST))
     found, data = workspace.find(unseen_set(unseen)), params.data
     samples, id_found = read_samples(found), workspace.find(prepared_set(data.id))
     check_same_shape({data.id: read_samples(id_found).array.shape[1:], unseen: samples.array.shape[1:]})
@@ -76,7 +80,7 @@ def ood_test_samples(workspace: Workspace, params: Params, experiment: Experimen
         if data.may_hold_copies(unseen):
             pool = not_in(read_digests(id_found), read_digests(found), each_once=True)
         is_test = None if samples.is_test is None else samples.is_test[pool]
-        index = pool[split_ood(len(pool), is_test, data.ood_wild_share, experiment.seed).test]
+        index = pool[split_ood(len(pool), is_test, data.ood_wild_share, experiment.seed)[1]]
     else:
         index = np.arange(len(samples)) if samples.is_test is None else np.flatnonzero(samples.is_test)
     rows = Rows((samples.array,), index)
@@ -94,8 +98,8 @@ def ood_test_samples(workspace: Workspace, params: Params, experiment: Experimen
 def _known_digests(workspace: Workspace, params: Params, experiment: Experiment) -> Digests:
     """Of the samples in the ID data or in the wild data, which networks may have been trained on or chosen by."""
     id_set, ood_set = (read_digests(workspace.find(prepared_set(name))) for name in (params.data.id, experiment.ood))
-    wild = read_wild_set(workspace.find(experiment.wild)).source
-    source = np.concatenate([wild, read_wild_holdout(workspace.find(experiment.wild_holdout))])
+    wild, held_out = workspace.find(experiment.wild), workspace.find(experiment.wild_holdout)
+    source = np.concatenate([read_index(wild, WILD_SET), read_index(held_out, WILD_HOLDOUT)])
     return np.concatenate([id_set, ood_set[source[source >= len(id_set)] - len(id_set)]])
 
 

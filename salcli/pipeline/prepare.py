@@ -16,8 +16,8 @@ from salcli.data.catalogue import custom_paths, data_root, load_source
 from salcli.data.decoding import Block, Shape, check_kind, decode, one_ahead, vector_blocks
 from salcli.data.duplicates import Digests, first_of_each, not_in
 from salcli.data.folders import read_custom, top_folder
-from salcli.data.sets import Source, check_same_shape, some_of, with_calibration
-from salcli.data.splits import IdSplit, OodSplit, hold_out, mix_wild, recycle_wild, split_id, split_ood, wild_as_it_is
+from salcli.data.sets import Samples, check_same_shape, some_of, with_calibration
+from salcli.data.splits import IdSplit, hold_out, mix_wild, recycle_wild, split_id, split_ood, wild_as_it_is
 from salcli.data.vectors import how_to_label
 from salcli.errors import BadArtifactError, DataError, printable
 from salcli.params.schema import RECYCLE, DataParams, Params
@@ -72,7 +72,6 @@ def prepare_set(
     with (progress or Silent()).task(name, len(source), source.kind) as task, ExitStack() as stack:
         decoded = _Decoded(name, root, source, about)
         if shape is None:
-            assert source.array is not None
             blocks, axes = vector_blocks(source, task), source.array.shape[1:]
         elif embedder is None:
             blocks, axes = decode(source, shape, task, skip_bad=skip), shape.axes
@@ -94,14 +93,14 @@ def prepare_set(
     return Prepared(name, counts, [path], decoded.note())
 
 
-def _source(workspace: Workspace, data: DataParams, name: str) -> tuple[Source, Path]:
+def _source(workspace: Workspace, data: DataParams, name: str) -> tuple[Samples, Path]:
     """The set as it is on disk, and the folder that its file names start from.
 
     A calibration set that comes from elsewhere stands behind the ID data, in the same file: so the splits index one
     array, and whatever depends on the ID data depends on both.
     """
 
-    def custom(name: str, *, labeled: bool) -> tuple[Source, Path]:
+    def custom(name: str, *, labeled: bool) -> tuple[Samples, Path]:
         paths = custom_paths(data.custom[name], workspace.root)
         return read_custom(name, paths, labeled=labeled, columns=data.columns.named), top_folder(paths)
 
@@ -155,7 +154,7 @@ def _shape(data: DataParams, embedder: Embedder | None) -> Shape | None:
 class _Decoded:
     """Records what passes from the decoder to the file."""
 
-    def __init__(self, name: str, root: Path, source: Source, about: dict[str, Any]) -> None:
+    def __init__(self, name: str, root: Path, source: Samples, about: dict[str, Any]) -> None:
         self.name, self.root, self.source, self.about = name, root, source, about
         self.kept: list[NDArray[np.int64]] = []
         self.digests: list[Digests] = []
@@ -173,7 +172,8 @@ class _Decoded:
                 self.bad += block.bad
                 yield block
 
-    def describe(self) -> formats.Description:
+    def describe(self) -> tuple[Samples, Digests, dict[str, Any]]:
+        """What goes with the array."""
         if self.n_kept == 0:
             raise DataError(f"{self.name}: no image could be decoded; {self.note()}")
         source = self.source.take(np.concatenate(self.kept)) if self.bad else self.source
@@ -184,20 +184,9 @@ class _Decoded:
                     f"{self.name}: no image of class {source.class_names[lost[0]]} could be decoded; {self.note()}"
                 )
         skipped = {"n_skipped": len(self.bad), "skipped": [name for name, _ in self._bad_names()[:SHOWN]]}
-        return formats.Description(
-            name=self.name,
-            labels=source.labels,
-            class_names=source.class_names,
-            is_test=source.is_test,
-            about={**self.about, **skipped},
-            files=tuple(str(self._below_root(path)) for path in source.files),
-            ids=source.row_ids,
-            origin=source.origin,
-            origin_files=tuple(str(self._below_root(path)) for path in source.origin_files),
-            shown=source.shown,
-            digests=np.concatenate(self.digests),
-            is_calibration=source.is_calibration,
-        )
+        files, origin_files = (tuple(map(self._below_root, paths)) for paths in (source.files, source.origin_files))
+        source = replace(source, files=files, origin_files=origin_files)
+        return source, np.concatenate(self.digests), {**self.about, **skipped, "name": self.name}
 
     def _below_root(self, path: Path) -> Path:
         """A list may name files in other folders."""
@@ -214,7 +203,7 @@ class _Decoded:
         return [(printable(self._below_root(path)), reason) for path, reason in self.bad]
 
 
-def check_classes(name: str, source: Source, paths: Sequence[Path]) -> None:
+def check_classes(name: str, source: Samples, paths: Sequence[Path]) -> None:
     """ID data need labels, of two classes at least."""
     if source.labels is None:
         fix = "put its images into one folder a class, or `labels` into its .npz file"
@@ -298,32 +287,37 @@ def prepare_wild(workspace: Workspace, params: DataParams, experiment: Experimen
     if params.may_hold_copies(ood):
         # twice in wild data that come as they are is twice in the wild; a test set must not have what is wild
         pool = not_in(*(formats.read_digests(found) for found in sets.values()), each_once=pi != UNKNOWN)
+    ood_test = np.empty(0, np.int64)
     if pi == UNKNOWN:
-        ood_split = OodSplit(pool, np.empty(0, np.int64))
-        mixture = wild_as_it_is(pool, len(id_set))
+        wild, is_ood = wild_as_it_is(pool, len(id_set))
     else:
         is_test = None if ood_set.is_test is None else ood_set.is_test[pool]
-        ood_split = split_ood(len(pool), is_test, params.ood_wild_share, seed)
-        ood_split = OodSplit(pool[ood_split.wild], pool[ood_split.test])
+        for_wild, for_test = split_ood(len(pool), is_test, params.ood_wild_share, seed)
+        ood_test = pool[for_test]
         mix = recycle_wild if params.mixing == RECYCLE else mix_wild
-        mixture = mix(id_pool, ood_split.wild, len(id_set), float(pi), seed)
+        wild, is_ood = mix(id_pool, pool[for_wild], len(id_set), float(pi), seed)
     about = {"id": params.id, "ood": ood, "pi": pi, "seed": seed}
     if params.mixing == RECYCLE:
         about["mixing"] = RECYCLE
-    held_out = np.empty(0, np.int64)
+    is_held = np.zeros(len(wild), np.bool_)
     if params.wild_holdout:
-        digests = np.concatenate([formats.read_digests(found) for found in sets.values()])[mixture.source]
-        mixture, held_out = hold_out(mixture, params.wild_holdout, seed, np.unique(digests, return_inverse=True)[1])
+        digests = np.concatenate([formats.read_digests(found) for found in sets.values()])[wild]
+        is_held = hold_out(len(wild), params.wild_holdout, seed, np.unique(digests, return_inverse=True)[1])
         about["wild_holdout"] = params.wild_holdout
-    artifacts = experiment.wild, experiment.wild_holdout, experiment.truth
-    path, holdout_path, truth_path = written = [workspace.target(artifact) for artifact in artifacts]
-    formats.write_wild_set(
-        path, formats.WildSet(mixture.source, ood_split.test), workspace.about(experiment.wild, **about)
-    )
-    formats.write_wild_holdout(holdout_path, held_out, workspace.about(experiment.wild_holdout, **about))
-    formats.write_wild_truth(truth_path, mixture.is_ood, workspace.about(experiment.truth, **about))
-    n_ood = {} if mixture.is_ood is None else {"of it OOD": int(mixture.is_ood.sum())}
-    counts = {"wild": len(mixture.source), **n_ood, "held out": len(held_out), "OOD test": len(ood_split.test)}
-    note = _left_out(len(ood_set) - len(pool), ood, params.id) or _recycled(mixture.source, len(id_set), params.id)
+    held_out, wild = wild[is_held], wild[~is_held]
+    is_ood = None if is_ood is None else is_ood[~is_held]
+    written = []
+    for artifact, kind, index in (
+        (experiment.wild, formats.WILD_SET, wild),
+        (experiment.wild_holdout, formats.WILD_HOLDOUT, held_out),
+        (experiment.ood_test, formats.OOD_TEST, ood_test),
+    ):
+        written.append(workspace.target(artifact))
+        formats.write_index(written[-1], kind, index, workspace.about(artifact, **about))
+    written.append(workspace.target(experiment.truth))
+    formats.write_wild_truth(written[-1], is_ood, workspace.about(experiment.truth, **about))
+    n_ood = {} if is_ood is None else {"of it OOD": int(is_ood.sum())}
+    counts = {"wild": len(wild), **n_ood, "held out": len(held_out), "OOD test": len(ood_test)}
+    note = _left_out(len(ood_set) - len(pool), ood, params.id) or _recycled(wild, len(id_set), params.id)
     what = f"wild data {'with ' if n_ood else ''}{experiment}"
     return Prepared(what, counts, written, note)

@@ -20,11 +20,11 @@ from salcli.models.network import Classifier
 from salcli.params.schema import Params
 from salcli.pipeline.loading import classifier, id_samples, wild_samples
 from salcli.pipeline.network_spec import code_of_network, network_spec
-from salcli.pipeline.review import reviewed
 from salcli.progress import Progress, Silent
 from salcli.store.files import fingerprint, write_csv
 from salcli.store.formats import ResumePoint, read_candidates, write_network
 from salcli.store.layout import Artifact, Experiment, Workspace
+from salcli.store.review import reviewed
 
 
 @dataclass(frozen=True)

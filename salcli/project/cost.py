@@ -156,14 +156,11 @@ def n_processes(params: Mapping[str, Any]) -> int:
 
 
 def n_separations(params: Mapping[str, Any]) -> int:
-    """How often wild data are told from held-out ID data by a regression: in evaluations, and by some filters."""
-    data, scores = params["data"], [
-        lookup(params, f"variant.{variant}.filter.score") or params["filter"]["score"] for variant in params["variants"]
-    ]  # fmt: skip
+    """How often SAL+ is fitted: in evaluations once, in filters with five folds."""
+    data = params["data"]
     n_experiments = len(params["seeds"]) * len(data["ood"]) * len(data["pi"])
-    in_filters = sum(score in ("auto", "learned") for score in scores)
     in_evaluations = 1 + len(data["test_ood"]) if params["evaluate"]["methods"] == "all" else 0
-    return n_experiments * (in_filters + in_evaluations)
+    return n_experiments * (6 * len(params["filters"]) + in_evaluations)
 
 
 @cache

@@ -12,7 +12,7 @@ from salcli.data.catalogue import DATA_SETS
 from salcli.data.decoding import Look, look
 from salcli.data.duplicates import file_digests, sample_digests
 from salcli.data.folders import SUFFIXES, files_below, name_for, read_custom
-from salcli.data.sets import Source, with_calibration
+from salcli.data.sets import Samples, with_calibration
 from salcli.data.vectors import Columns
 from salcli.errors import DataError, UsageMistakeError, printable
 from salcli.pipeline.prepare import check_classes
@@ -29,7 +29,7 @@ class CustomSet:
     role: str
     name: str
     paths: tuple[Path, ...]
-    source: Source
+    source: Samples
     look: Look | None  # at the images; None for vectors
     n_other_files: int  # with a suffix of no image format
 
@@ -46,7 +46,6 @@ class CustomSet:
     @property
     def n_dimensions(self) -> int:
         """Of vectors."""
-        assert self.source.array is not None
         return int(self.source.array.shape[1])
 
     def shown(self, file: Path) -> str:
@@ -107,7 +106,7 @@ class CustomData:
         """What the samples are called."""
         return self.id.source.kind
 
-    def without_copies(self, one: CustomSet) -> Source:
+    def without_copies(self, one: CustomSet) -> Samples:
         copies = [i for copies in self.copies if copies.of is one for i in copies.index]
         return one.source.take(np.setdiff1d(np.arange(len(one.source)), copies)) if copies else one.source
 
@@ -222,7 +221,7 @@ def _copies(sets: list[CustomSet], progress: Progress) -> list[Copies]:
         of_files = iter(file_digests(files, task))
         digests = [
             [next(of_files) for _ in one.source.files]
-            if one.source.array is None
+            if one.source.files
             else [digest.tobytes() for digest in sample_digests(one.source.array, task)]
             for one in sets
         ]

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from salcli.data.decoding import Shape, decode
-from salcli.data.sets import Source
+from salcli.data.sets import Samples
 from salcli.engine.device import resolve_device
 from salcli.engine.linear_heads import MOST_TO_CHOOSE_ON
 from salcli.engine.linear_heads import SMALL as CROSS_VALIDATED
-from salcli.errors import ModelError, ParamsError, ProjectError, SalError, UsageMistakeError, WeightsError, printable
+from salcli.errors import ModelError, ParamsError, SalError, UsageMistakeError, WeightsError, printable
 from salcli.models.backbones import (
     AUTO,
     LINEAR,
@@ -138,7 +138,7 @@ def as_written(path: Path, project: Path) -> str:
         written.encode()
     except UnicodeEncodeError:
         shown = os.fsencode(written).decode(errors="replace")
-        raise ProjectError(
+        raise SalError(
             f"the name of {shown} is not valid UTF-8, so params.yaml cannot hold it; rename it, or name a link to it "
             "(ln -s). The names of files inside it do not matter"
         ) from None
@@ -456,7 +456,7 @@ def _rate(seconds: float) -> str:
     return f"{1 / seconds:,.0f}" if seconds < 0.1 else f"{1 / seconds:.1f}"
 
 
-def _size(source: Source) -> SetSize:
+def _size(source: Samples) -> SetSize:
     return SetSize(len(source), 0 if source.is_test is None else int(source.is_test.sum()))
 
 

@@ -171,7 +171,7 @@ def _values(
     of_network |= {"code": None if network.code == "." else network.code, "frozen": True if network.embedder else None}
     return {
         "seeds": [0],
-        "variants": ["sal-auto", "sal"],  # the first is the detector unless another method is surely better
+        "variants": ["sal"],
         "rivals": [],
         "data.id": data.id.name,
         "data.ood": [data.wild.name],

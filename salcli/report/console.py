@@ -2,13 +2,14 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -47,6 +48,16 @@ def plain_table(title: str, *columns: str, n_left: int = 1, caption: Sequence[st
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < n_left else "right")
     table.caption, table.caption_justify = "\n".join(caption) or None, "left"
+    return table
+
+
+def records_table(
+    title: str, records: Sequence[Mapping[str, str | Text]], n_left: int = 1, caption: Sequence[str] = ()
+) -> Table:
+    """One row for each record; its keys, the same in each, are the columns."""
+    table = plain_table(title, *(records[0] if records else ()), n_left=n_left, caption=caption)
+    for record in records:
+        table.add_row(*record.values())
     return table
 
 
@@ -131,31 +142,30 @@ class ConsoleProgress:
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator["_Meter"]:
-        started, meter = time.monotonic(), _Meter(name, total, unit, self._console)
-        if self._console.is_terminal:
-            columns = (
+        started, columns = (
+            time.monotonic(),
+            (
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[share]:>4}"),
                 TextColumn("{task.fields[rate]}", style="dim"),
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[values]}", style="cyan"),
-            )
-            with Progress(*columns, console=self._console) as bars:
-                meter.bar = bars, bars.add_task(name, total=total or None, share="", rate="", values="")
-                yield meter
-        else:
-            yield meter
+            ),
+        )
+        bars = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        with bars:
+            bar = bars.add_task(name, total=total or None, share="", rate="", values="")
+            yield _Meter(name, total, unit, self._console, partial(bars.update, bar))
         self.seconds += time.monotonic() - started
 
 
 class _Meter:
-    def __init__(self, name: str, total: int, unit: str, to: Console) -> None:
-        self._name, self._total, self._unit, self._console = name, total, unit, to
+    def __init__(self, name: str, total: int, unit: str, to: Console, update: Callable[..., None]) -> None:
+        self._name, self._total, self._unit, self._console, self._update = name, total, unit, to, update
         self._done = self._skipped = 0
         self._values: dict[str, float] = {}
         self._started = self._last_line = time.monotonic()
-        self.bar: tuple[Progress, TaskID] | None = None
 
     def advance(self, n: int, **values: float) -> None:
         """n more units are done; `values` are shown beside the rate."""
@@ -164,13 +174,14 @@ class _Meter:
         now = time.monotonic()
         rate = (self._done - self._skipped) / max(now - self._started, 1e-9)
         shown = " ".join(f"{name} {value:.4g}" for name, value in self._values.items())
-        if self.bar:
-            bars, task = self.bar
-            bars.update(task, completed=self._done, share=self._share(), rate=self._amount(rate) + "/s", values=shown)
+        # at most 100%: the total may be an estimate
+        share = f"{min(self._done / self._total, 1):.0%}" if self._total else self._amount(self._done)
+        if self._console.is_terminal:
+            self._update(completed=self._done, share=share, rate=self._amount(rate) + "/s", values=shown)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             left = f", {max(self._total - self._done, 0) / rate:.0f} s left" if self._total else ""
-            self._console.print(f"{self._name}: {self._share()}, {self._amount(rate)}/s{left} {shown}", highlight=False)
+            self._console.print(f"{self._name}: {share}, {self._amount(rate)}/s{left} {shown}", highlight=False)
 
     def skip(self, n: int) -> None:
         """n units were done by an earlier run: they do not count for the rate."""
@@ -179,10 +190,6 @@ class _Meter:
 
     def note(self, text: str) -> None:
         self._console.print(f"{self._name}: {text}", style="yellow", highlight=False, markup=False)
-
-    def _share(self) -> str:
-        """At most 100%: the total may be an estimate."""
-        return f"{min(self._done / self._total, 1):.0%}" if self._total else self._amount(self._done)
 
     def _amount(self, n: float) -> str:
         return f"{n / 1e6:,.1f} MB" if self._unit == "bytes" else f"{n:,.0f} {self._unit}"

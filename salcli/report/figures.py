@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from salcli.errors import printable
-from salcli.report.paper import PaperCurve
+from salcli.report.paper import ERRORS, paper_sal_by_pi
 from salcli.report.stage_tables import score_label, share_text
 from salcli.store.files import Found, atomic_path, reading_json
 from salcli.store.layout import SAL
@@ -31,9 +31,11 @@ if TYPE_CHECKING:  # slow to load
     import pandas as pd
     from torch import Tensor
 
+    from salcli.params.schema import Params
     from salcli.pipeline.theory import TheoryCheck
     from salcli.pipeline.toy import ToyRun
-    from salcli.report.page_data import Evaluation, MethodScores
+    from salcli.report.page_data import Findings, MethodScores
+    from salcli.report.results import Results
     from salcli.store.formats import Candidates
 
 # Okabe and Ito's palette, used as in the paper's figures: inliers orange, outliers purple, filtered green.
@@ -198,96 +200,78 @@ def write_theory_figure(result: TheoryCheck, paths: Sequence[Path]) -> None:
     """Gradients (Figure 1), scores, errors against the threshold, and the condition on ζ."""
     with reading_json(Found(result.written[0])) as content:
         theory = content
+    candidates, wild = result.candidates, result.candidates.wild_score
+    samples = [(candidates.calibration_score, "calibration", BLUE), (wild, "wild", GREY)]
+    if result.truth:
+        samples = _wild_parts(wild, result.truth.is_ood.numpy())
     with house_style():
         figure = Figure(figsize=(17, 4.4), layout="constrained")
         gradients, scores, errors, condition = figure.subplots(1, 4)
         if theory["gradients"]:
             draw_gradients(gradients, theory)
-        _draw_scores(scores, result)
+        densities(scores, samples, score_bins(scores, candidates))
+        mark_threshold(scores, candidates.threshold)
+        scores.set_ylabel("share of samples")
         draw_errors(errors, theory)
         draw_condition(condition, theory)
-        gradients.set_title("(a) Gradients of wild data")
-        errors.set_title("(c) Errors against the threshold")
-        condition.set_title("(d) Condition on the discrepancy")
-        for axes in (gradients, scores, errors, condition):
+        titles = "Gradients of wild data", "Filtering score", "Errors against the threshold"
+        for axes, letter, title in zip(figure.axes, "abcd", (*titles, "Condition on the discrepancy"), strict=True):
+            axes.set_title(f"({letter}) {title}")
             if axes.get_legend_handles_labels()[0]:
                 _legend_below(axes)
         figure.suptitle(str(result.experiment), x=0.01, ha="left", weight="bold")
         write_figure(figure, paths)
 
 
-def _draw_scores(axes: Axes, result: TheoryCheck) -> None:
-    candidates, wild = result.candidates, result.candidates.wild_score
-    if result.truth:
-        samples = _wild_parts(wild, result.truth.is_ood.numpy())
-    else:
-        samples = [(candidates.calibration_score, "calibration", BLUE), (wild, "wild", GREY)]
-    densities(axes, samples, score_bins(axes, candidates))
-    mark_threshold(axes, candidates.threshold)
-    axes.set(title="(b) Filtering score", ylabel="share of samples")
-
-
 # --- toy
 
-CLASSES = ("left", "right", "top")
-CLASS_LOOKS = (("#E69F00", "o"), ("#B35900", "s"), ("#F5C75B", "^"))  # shades of the inliers' orange
+CLASSES = {"left": ("#E69F00", "o"), "right": ("#B35900", "s"), "top": ("#F5C75B", "^")}  # shades of inliers' orange
 
 
 def write_toy_figure(runs: Sequence[ToyRun], calibration: str, paths: Sequence[Path]) -> None:
     """In the layout of the paper's figure: setup, candidates, densities and gradients, one row for each run."""
     with house_style():
         figure = Figure(figsize=(16, 4.4 * len(runs)), layout="constrained")
-        for row, run in zip(figure.subplots(len(runs), 4, squeeze=False), runs, strict=True):
-            _toy_setup(row[0], run)
-            _toy_candidates(row[1], run, calibration)
-            _toy_densities(row[2], run, calibration)
-            _toy_gradients(row[3], run)
+        for (setup, candidates, scores, gradients), run in zip(
+            figure.subplots(len(runs), 4, squeeze=False), runs, strict=True
+        ):
+            inliers = run.wild[~run.is_ood]
+            for k, (name, (color, marker)) in enumerate(CLASSES.items()):
+                _dots(setup, inliers[run.inlier_class == k], color, f"ID, {name}", marker)
+            _dots(setup, run.wild[run.is_ood], PURPLE, "OOD", "x")
+            setup.set_title(f"(a) Wild data, {run.scenario}")
+
+            chosen, errors = run.tau > run.thresholds[calibration], run.errors(calibration)
+            _dots(candidates, run.wild[~chosen], "#BBBBBB", "τ ≤ T")
+            _dots(candidates, run.wild[chosen], GREEN, "τ > T", "x")
+            contamination = 1 - errors.precision
+            candidates.set_title(
+                f"(b) ERR_in {errors.err_in:.1%}, ERR_out {errors.err_out:.1%}, contamination {contamination:.1%}"
+            )
+            for axes in (setup, candidates):
+                axes.set(xlabel="x₁", ylabel="x₂")
+                axes.set_aspect("equal", adjustable="datalim")
+                _legend_below(axes, markerscale=2.5)
+
+            tau = run.tau.numpy()
+            densities(scores, _wild_parts(tau, run.is_ood.numpy()), log_bins(tau))
+            mark_threshold(scores, run.thresholds[calibration])
+            scores.set(title="(c) Filtering score", xscale="log", xlabel="τ", ylabel="share of points")
+            _legend_below(scores)
+
+            # the gradients as v sees them: the position along the dashed line is the projection, its square is τ
+            projection, is_ood = run.plane.projection, run.plane.is_ood
+            gradients.axhline(0, color=GREY, linestyle="--", linewidth=1.2, label="direction of v")
+            for own, color, name in ((~is_ood, ORANGE, "ID"), (is_ood, PURPLE, "OOD")):
+                _dots(gradients, projection[own], color, f"{name} gradients", "o" if name == "ID" else "x")
+                typical, look = float(projection[own][:, 0].square().mean().sqrt()), {"markeredgecolor": "black"}
+                gradients.plot(typical, 0, "X", color=color, markersize=10, label=f"{name}, √ mean τ", **look)
+            gradients.plot(0, 0, "+", color="black", markersize=12, markeredgewidth=2, label="mean ID gradient")
+            predicted = [*CLASSES][run.plane.predicted]
+            gradients.set(title=f"(d) Gradients, predicted class {predicted}", xlabel="along v")
+            gradients.set_ylabel("along the second vector")
+            _legend_below(gradients)
         write_figure(figure, paths)
-
-
-def _toy_setup(axes: Axes, run: ToyRun) -> None:
-    inliers, outliers = run.wild[~run.is_ood], run.wild[run.is_ood]
-    for k, (color, marker) in enumerate(CLASS_LOOKS):
-        _dots(axes, inliers[run.inlier_class == k], color, f"ID, {CLASSES[k]}", marker)
-    _dots(axes, outliers, PURPLE, "OOD", "x")
-    _plane(axes, f"(a) Wild data, {run.scenario}")
-
-
-def _toy_candidates(axes: Axes, run: ToyRun, calibration: str) -> None:
-    chosen, errors = run.tau > run.thresholds[calibration], run.errors(calibration)
-    _dots(axes, run.wild[~chosen], "#BBBBBB", "τ ≤ T")
-    _dots(axes, run.wild[chosen], GREEN, "τ > T", "x")
-    found = f"ERR_in {errors.err_in:.1%}, ERR_out {errors.err_out:.1%}, contamination {1 - errors.precision:.1%}"
-    _plane(axes, f"(b) {found}")
-
-
-def _plane(axes: Axes, title: str) -> None:
-    axes.set(title=title, xlabel="x₁", ylabel="x₂")
-    axes.set_aspect("equal", adjustable="datalim")
-    _legend_below(axes, markerscale=2.5)
-
-
-def _toy_densities(axes: Axes, run: ToyRun, calibration: str) -> None:
-    tau, is_ood = run.tau.numpy(), run.is_ood.numpy()
-    densities(axes, _wild_parts(tau, is_ood), log_bins(tau))
-    mark_threshold(axes, run.thresholds[calibration])
-    axes.set(title="(c) Filtering score", xscale="log", xlabel="τ", ylabel="share of points")
-    _legend_below(axes)
-
-
-def _toy_gradients(axes: Axes, run: ToyRun) -> None:
-    """The gradients as v sees them: the position along the dashed line is the projection, its square is τ."""
-    projection, is_ood = run.plane.projection, run.plane.is_ood
-    axes.axhline(0, color=GREY, linestyle="--", linewidth=1.2, label="direction of v")
-    for own, color, name in ((~is_ood, ORANGE, "ID"), (is_ood, PURPLE, "OOD")):
-        dots = projection[own]
-        _dots(axes, dots, color, f"{name} gradients", "o" if name == "ID" else "x")
-        typical = float(dots[:, 0].square().mean().sqrt())
-        axes.plot(typical, 0, "X", color=color, markersize=10, markeredgecolor="black", label=f"{name}, √ mean τ")
-    axes.plot(0, 0, "+", color="black", markersize=12, markeredgewidth=2, label="mean ID gradient")
-    title = f"(d) Gradients, predicted class {CLASSES[run.plane.predicted]}"
-    axes.set(title=title, xlabel="along v", ylabel="along the second vector")
-    _legend_below(axes)
 
 
 def _dots(axes: Axes, points: Tensor | NDArray[np.floating], color: str, name: str, marker: str = "o") -> None:
@@ -296,60 +280,6 @@ def _dots(axes: Axes, points: Tensor | NDArray[np.floating], color: str, name: s
     axes.scatter(
         points[:, 0], points[:, 1], s=7, color=color, marker=marker, linewidths=width, label=name, rasterized=True
     )
-
-
-# --- SAL over π
-
-PANELS = {
-    "err_in": "(a) ERR_in: wild ID data taken for outliers",
-    "err_out": "(b) ERR_out: wild outliers that are missed",
-    "fpr95": "(c) FPR95 of SAL on the test data",
-}
-COLORS, MARKERS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION), ("o", "s", "^", "v", "P", "X", "*")
-PAPER_MARKERS = ("D", "h")
-Style = tuple[str, str]  # color, marker
-
-
-def write_sweep_figure(points: pd.DataFrame, paper: Sequence[PaperCurve], setting: str, paths: Sequence[Path]) -> None:
-    """ERR_in, ERR_out and FPR95 against π, with the paper's points. `setting` names our data and network."""
-    looks = dict(zip(points["ood"].unique(), zip(cycle(COLORS), cycle(MARKERS)), strict=False))
-    with house_style():
-        figure = Figure(figsize=(13, 4.6), layout="constrained")
-        panels = figure.subplots(1, 3)
-        for axes, (metric, title) in zip(panels, PANELS.items(), strict=True):
-            for ood, own in points.groupby("ood", sort=False):
-                _our_points(axes, f"ours: {ood}", 100 * own.groupby("pi")[metric].agg(["mean", "std"]), looks[ood])
-            _paper_points(axes, [curve for curve in paper if curve.metric == metric], looks)
-            undefined = points[metric].isna().any()
-            axes.set(title=title, xlabel="π (at 1 there is no wild ID data)" if undefined else "π", ylabel="%")
-            axes.set_xlim(0, 1.03)
-            axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])
-        handles = {
-            name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend([*handles.values()], [*handles], loc="outside lower center", ncol=min(len(handles), 4))
-        n_seeds = points["seed"].nunique()
-        spread = f"; mean and std over {n_seeds} seeds" if n_seeds > 1 else ""
-        title = f"SAL by the share π of OOD in the wild data; ours: {setting}{spread}"
-        figure.suptitle(title, x=0.01, ha="left", weight="bold")
-        write_figure(figure, paths)
-
-
-def _our_points(axes: Axes, name: str, by_pi: pd.DataFrame, look: Style) -> None:
-    color, marker = look
-    axes.plot(by_pi.index, by_pi["mean"], color=color, marker=marker, linewidth=2, label=name)
-    low, high = ((by_pi["mean"] + sign * by_pi["std"]).clip(0, 100) for sign in (-1, 1))
-    axes.fill_between(by_pi.index, low, high, color=color, alpha=0.2, linewidth=0)
-
-
-def _paper_points(axes: Axes, curves: Sequence[PaperCurve], looks: dict[str, Style]) -> None:
-    """Hollow; of our own data in the color of ours, of other data grey."""
-    for curve, grey_marker in zip(curves, cycle(PAPER_MARKERS), strict=False):
-        color, marker = looks.get(curve.ood or "", (GREY, grey_marker))
-        axes.plot(
-            list(curve.by_pi), [100 * value for value in curve.by_pi.values()], color=color, marker=marker,
-            markerfacecolor="white", linestyle=":", linewidth=1.2, label=curve.name, zorder=3,
-        )  # fmt: skip
 
 
 # --- charts of the HTML report: drawn once, shown in light and dark, and written as PNG and SVG if asked for
@@ -430,9 +360,10 @@ def tau_chart(candidates: Candidates) -> Chart:
     return Chart("filter-scores", title, summary, figure)
 
 
-def roc_overview(evaluation: Evaluation) -> Chart:
+def roc_overview(findings: Findings) -> Chart:
     """All methods in one chart: SAL and the best others stand out."""
-    ranked, main = [one for one in evaluation.methods if one.roc], evaluation.main
+    ranked, main = [one for one in findings.methods if one.roc], findings.main
+    assert main
     shown = [one for one in ranked if one is not main][: len(ROC_COLORS)]
     looks = {main.method: {"color": GREEN, "linewidth": 2.4, "zorder": 4}}
     for one, color, dashes in zip(shown, ROC_COLORS, ROC_DASHES, strict=False):
@@ -441,8 +372,7 @@ def roc_overview(evaluation: Evaluation) -> Chart:
         for one in ranked:
             assert one.roc
             if look := looks.get(one.method):
-                name = printable(one.label)[:LONGEST_NAME].replace("$", r"\$")  # which would start mathematics
-                plot.plot(*one.roc, label=name, **look)
+                plot.plot(*one.roc, label=_legend_name(one.label), **look)
             else:
                 plot.plot(*one.roc, color=LINE, linewidth=1, zorder=2)
         if n_others := len(ranked) - len(looks):
@@ -450,7 +380,7 @@ def roc_overview(evaluation: Evaluation) -> Chart:
         _roc_axes(plot)
         plot.legend(loc="lower right")
     best = "; ".join(_sentence(one) for one in [main, *shown])
-    return Chart("roc-all", f"ROC of all methods on {evaluation.test_set}", f"{best}.", figure)
+    return Chart("roc-all", f"ROC of all methods on {findings.test_set}", f"{best}.", figure)
 
 
 def roc_chart(one: MethodScores) -> Chart:
@@ -458,8 +388,8 @@ def roc_chart(one: MethodScores) -> Chart:
     assert one.roc
     with _axes() as (figure, plot):
         plot.plot(*one.roc, color=GREEN, linewidth=2)
-        fpr95 = float(np.mean(one.ood >= one.threshold))
-        kept = float(np.mean(one.id >= one.threshold))
+        fpr95 = float(np.mean(one.ood <= one.threshold))
+        kept = float(np.mean(one.id <= one.threshold))
         plot.plot([fpr95], [kept], "o", color=VERMILION, markersize=6, zorder=5, clip_on=False)
         plot.text(0.97, 0.06, f"FPR95 {share_text(fpr95)}", ha="right", transform=plot.transAxes)
         _roc_axes(plot)
@@ -476,14 +406,14 @@ def histogram_chart(one: MethodScores) -> Chart:
         bins = linear_bins(min(low for low, _ in ends), max(high for _, high in ends))
         densities(plot, [(one.id, "ID test", ORANGE), (one.ood, "OOD test", PURPLE)], bins)
         mark_threshold(plot, float(np.clip(threshold, bins[0], bins[-1])), "")
-        plot.set(xlabel="score (higher: more ID-like)", ylabel="share", xlim=(bins[0], bins[-1]))
+        plot.set(xlabel="outlier score (higher: more OOD)", ylabel="share", xlim=(bins[0], bins[-1]))
         for axis in ("x", "y"):
             plot.locator_params(axis=axis, nbins=4)
     summary = (
-        f"The threshold {compact(threshold)} keeps {share_text(float(np.mean(one.id >= threshold)))} of ID test data"
+        f"The threshold {compact(threshold)} keeps {share_text(float(np.mean(one.id <= threshold)))} of ID test data"
     )
     if len(one.ood):
-        summary += f", and {share_text(float(np.mean(one.ood >= threshold)))} of OOD test data pass it"
+        summary += f", and {share_text(float(np.mean(one.ood <= threshold)))} of OOD test data pass it"
     return Chart(f"scores-{one.method}", f"Scores of {one.label}", f"{summary}.", figure)
 
 
@@ -505,6 +435,40 @@ def training_chart(network: str, name: str, curve: pd.DataFrame) -> Chart:
     if has_accuracy:
         summary += f", accuracy on ID training data {share_text(float(last['accuracy']))}"
     return Chart(f"training-{network}", name, f"{summary}.", figure)
+
+
+def pi_chart(results: Results, params: Params, variant: str) -> Chart | None:
+    """ERR_in, ERR_out and FPR95 of a variant against π, with the paper's points; None unless there are several π."""
+    runs = results.runs[(results.runs["method"] == variant) & (results.runs["ood"] == results.runs["test_set"])]
+    runs = runs[runs["fpr95"].notna()]
+    runs = runs.assign(pi=runs["pi"].astype(float))
+    if runs["pi"].nunique() < 2:
+        return None
+    colors = (GREEN, ORANGE, BLUE, PURPLE, VERMILION, GREY)
+    with _axes((4.4, 5.4), rows=3) as (figure, *plots):
+        for plot, (metric, name) in zip(plots, reversed(ERRORS.items()), strict=True):
+            for (ood, own), color in zip(runs.groupby("ood", sort=False), cycle(colors)):
+                by_pi, theirs = (
+                    own.groupby("pi")[metric].agg(["mean", "std"]),
+                    paper_sal_by_pi(params, str(ood), metric),
+                )
+                look: dict[str, Any] = {"color": color, "markersize": 4}
+                labels = [_legend_name(f"{ood}{of}") if plot is plots[0] else None for of in ("", ", the paper's")]
+                plot.plot(by_pi["mean"], marker="o", label=labels[0], **look)
+                low, high = ((by_pi["mean"] + sign * by_pi["std"]).clip(0, 100) for sign in (-1, 1))
+                plot.fill_between(by_pi.index, low, high, color=color, alpha=0.2, linewidth=0)
+                if len(theirs):
+                    plot.plot(theirs, ":D", markerfacecolor="none", linewidth=1, label=labels[1], **look)
+            plot.set_ylabel(f"{name.split()[0]}, %")
+            plot.set_ylim(bottom=min(0, plot.get_ylim()[0]))
+        plots[-1].set(xlabel="π", xlim=(0, 1.03))
+        figure.align_ylabels()
+    shares = [f"{pi:g}" for pi in sorted(runs["pi"].unique())]
+    spread = "; mean ± std over seeds" if runs["seed"].nunique() > 1 else ""
+    summary = f"Errors of the filter and FPR95 of {results.labels[variant]} at π = {', '.join(shares)}{spread}."
+    if runs["err_in"].isna().any():
+        summary += " At π = 1 there is no wild ID data, so there is no ERR_in."
+    return Chart("sal-by-pi", f"{results.labels[variant]} by the share π of OOD in the wild data", summary, figure)
 
 
 def theory_charts(theory: dict[str, Any]) -> list[Chart]:
@@ -554,6 +518,11 @@ def _axes(size: tuple[float, float] = SMALL, rows: int = 1, n_columns: int = 2) 
         yield figure, *figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
         if figure.axes[0].get_legend_handles_labels()[0] and not figure.axes[0].get_legend():
             figure.legend(loc="outside lower center", ncol=n_columns)
+
+
+def _legend_name(name: str) -> str:
+    """A $ would start mathematics."""
+    return printable(name)[:LONGEST_NAME].replace("$", r"\$")
 
 
 def _roc_axes(plot: Axes) -> None:

@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from salcli.errors import BadArtifactError, MissingArtifactError
-from salcli.report.console import plain_table
+from salcli.report.console import plain_table, records_table
 from salcli.store.files import Found, check_claims, read_header, reading_json
 
 BYTES_AT_ONCE = 2**26
-SHOWN_CLASSES = 20
+SHOWN_NUMBERS = 20
 
 
 def file_view(path: Path, top: int) -> Group:
@@ -79,9 +79,13 @@ def _hdf5(path: Path, top: int) -> list[RenderableType]:
             about = json.loads(file.attrs.get("about", "{}"))
             parts: list[RenderableType] = [_facts({"kind": kind, **about}), _arrays(file)]
             if kind == "candidates" and top:
-                parts.append(_top_candidates(file, top))
-            if kind == "representation":
-                parts.append(_classes(file))
+                scores, predicted, index = (file[name][:] for name in ("wild_score", "predicted", "index"))
+                highest = index[np.argsort(-scores[index], kind="stable")[:top]]
+                rows = [
+                    {"index in the wild set": f"{i}", "score": f"{scores[i]:.4g}", "predicted class": f"{predicted[i]}"}
+                    for i in highest
+                ]
+                parts.append(records_table(f"Top {top} candidates", rows))
             return parts
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
         raise Found(path).damaged(error) from None
@@ -120,27 +124,7 @@ def _shown(value: Any, *, at_top: bool = False) -> str:
         items = ", ".join(f"{key}={_shown(item)}" for key, item in value.items())
         return items if at_top else f"{{{items}}}"
     if isinstance(value, list) and value and all(isinstance(one, float) for one in value):
-        if len(value) > SHOWN_CLASSES:
+        if len(value) > SHOWN_NUMBERS:
             return f"{len(value):,} numbers from {min(value):.4g} to {max(value):.4g}"
         return f"[{', '.join(f'{one:.6g}' for one in value)}]"
     return str(value)
-
-
-def _top_candidates(file: h5py.File, top: int) -> Table:
-    table = plain_table(f"Top {top} candidates", "index in the wild set", "score", "predicted class")
-    index = file["index"][:]
-    scores, predicted = file["wild_score"][:], file["predicted"][:]
-    for i in index[np.argsort(-scores[index], kind="stable")[:top]]:
-        table.add_row(str(i), f"{scores[i]:.4g}", str(predicted[i]))
-    return table
-
-
-def _classes(file: h5py.File) -> Table:
-    table = plain_table("Samples of each class", "class", "label", "predicted")
-    n_classes = file["logits"].shape[1]
-    counts = [np.bincount(file[name][:], minlength=n_classes) for name in ("label", "predicted")]
-    for k in range(min(n_classes, SHOWN_CLASSES)):
-        table.add_row(str(k), f"{counts[0][k]:,}", f"{counts[1][k]:,}")
-    if n_classes > SHOWN_CLASSES:
-        table.add_row("…", "", "")
-    return table

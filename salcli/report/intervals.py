@@ -1,4 +1,4 @@
-"""What the stored test scores add to the results: FPR95 with OOD as positive, intervals, and which methods beat SAL.
+"""What the stored test scores add to the results: FPR95 with OOD as positive, intervals, and which methods are better.
 
 Intervals come from resamples of the test samples. Methods, seeds and sets with the same number of samples share them:
 so differences are paired where the samples are the same, and where they are not, it makes no difference.
@@ -14,27 +14,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from salcli.conformal.resampling import resample_counts, resampled, widest_deviation
 from salcli.errors import MissingArtifactError
 from salcli.progress import Progress, Silent
-from salcli.report.results import (
-    DRAWS,
-    ID_POSITIVE,
-    LEAST,
-    OOD_POSITIVE,
-    PROTOCOL,
-    EvaluationKey,
-    Results,
-    filter_metrics,
-    mean_draws,
-)
-from salcli.sal.metrics import bootstrap_counts, fpr_at_tpr, resampled_metrics
+from salcli.report.results import DRAWS, ID_POSITIVE, LEAST, OOD_POSITIVE, PROTOCOL, EvaluationKey, Results, mean_draws
+from salcli.sal.metrics import fpr_at_tpr
 from salcli.store.files import Found, read_arrays
-from salcli.store.layout import SAL, TEST_SCORES
+from salcli.store.layout import SAL, SAL_PLUS, TEST_SCORES
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LEVEL = 0.95
+BETTER = "is significantly better than"
 SMALL = 4_000_000  # bytes of scores: about a second
 N_RESAMPLES = 500
 
@@ -79,7 +71,8 @@ def _add(runs: pd.DataFrame, own: pd.DataFrame, found: Found, convention: str) -
     if convention == OOD_POSITIVE:
         ids, oods, counts = -oods, -ids, counts[::-1]
         runs.loc[own.index, "fpr95"] = [100 * fpr_at_tpr(*pair) for pair in zip(ids, oods, strict=True)]
-    for metric, draws in zip(DRAWS, resampled_metrics(ids, oods, *counts), strict=True):
+    auroc, fpr = resampled(ids, oods, *counts)
+    for metric, draws in {"fpr95": fpr[:, :, 0], "auroc": auroc}.items():
         for row, column in zip(own.index, 100 * draws.T, strict=True):
             runs.at[row, DRAWS[metric]] = column
     runs.loc[own.index, LEAST] = 100 * 3 / min(n, m)
@@ -87,19 +80,20 @@ def _add(runs: pd.DataFrame, own: pd.DataFrame, found: Found, convention: str) -
 
 @lru_cache(maxsize=8)
 def _counts(n: int, side: str) -> np.ndarray:
-    return bootstrap_counts(n, N_RESAMPLES, np.random.default_rng([n, side == "id"]))
+    return resample_counts(n, N_RESAMPLES, np.random.default_rng([n, side == "id"]))
 
 
 # --- the sentence under a table
 
 
 def verdict(part: Results) -> str:
-    """Of one π: where a method beats SAL, where SAL beats all others, and where neither is sure.
+    """Of one π: where a method is significantly better than SAL+, and where SAL+ is than all others.
 
-    SAL is the first of its variants, which the project is about.
+    Without a row of SAL+, of the first variant of SAL.
     """
     labels = dict(zip(part.runs["method"], part.runs["label"], strict=True))
-    subject = next(iter(part.runs["method"][part.runs[PROTOCOL] != ""]), SAL)
+    first = next(iter(part.runs["method"][part.runs[PROTOCOL] != ""]), SAL)
+    subject = SAL_PLUS if SAL_PLUS in labels else first
     sal = labels.get(subject, SAL)
     beaten: dict[str, list[str]] = {}  # sections by the method that is best there
     best: list[str] = []
@@ -113,20 +107,17 @@ def verdict(part: Results) -> str:
         elif signs:
             (best if all(sign > 0 for sign in signs.values()) else unsure).append(section)
             if any(signs.values()):
-                n_worse = f", which beats {sum(signs.values())} of {len(signs)} ({section})"
-    filters = (one for key, path in part.files.items() for one in filter_metrics(path, key).values())
-    advice = "" if any("auto" in one for one in filters) else ": try filter.score: auto"
-    winners = ", ".join(f"{label} beats {sal} on {_listed(sections)}" for label, sections in beaten.items())
-    parts = [winners + advice] if winners else []
-    parts += [f"{sal} beats every other method on {_listed(best)}"] if best else []
+                n_worse = f", which {BETTER} {sum(signs.values())} of {len(signs)} ({section})"
+    parts = [f"{label} {BETTER} {sal} on {_listed(sections)}" for label, sections in beaten.items()]
+    parts += [f"{sal} {BETTER} every other method on {_listed(best)}"] if best else []
     if unsure:
-        parts.append(f"no method surely beats {sal}" + (f" on {_listed(unsure)}" if parts else n_worse))
+        parts.append(f"no method {BETTER} {sal}" + (f" on {_listed(unsure)}" if parts else n_worse))
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _against(subject: str, runs: pd.DataFrame) -> dict[str, int]:
-    """By method, best first: −1 if its FPR95 is surely lower than the subject's, 1 if it is surely higher, else 0.
+    """By method, best first: −1 if its FPR95 is significantly lower than the subject's, 1 if higher, else 0.
 
     All differences are within the interval at once with a chance of 95%: of many methods, the best would else look
     better than it is.
@@ -140,10 +131,9 @@ def _against(subject: str, runs: pd.DataFrame) -> dict[str, int]:
     difference = by_seed.loc[comparable] - by_seed.loc[subject]
     draws = {method: mean_draws(own, "fpr95") for method, own in runs.groupby("method")}
     noise = np.array([draws[method] - draws[subject] for method in comparable])
-    noise -= noise.mean(axis=1, keepdims=True)
     error = noise.std(axis=1)
-    furthest = (abs(noise) / np.where(error > 0, error, np.inf)[:, None]).max(axis=0)
-    least = np.maximum(np.quantile(furthest, LEVEL) * error, runs[LEAST].mean())
+    least = widest_deviation(noise, np.where(error > 0, error, np.inf), LEVEL) * error
+    least = np.maximum(least, runs[LEAST].mean())
     mean = difference.mean(axis=1)
     is_lower = (mean < -least) & (difference < 0).all(axis=1)
     is_higher = (mean > least) & (difference > 0).all(axis=1)

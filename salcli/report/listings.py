@@ -6,12 +6,10 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import nsmallest
-from html import escape
+from heapq import nlargest
 from itertools import groupby
 from pathlib import Path
-from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,17 +18,17 @@ from rich.table import Table
 from rich.text import Text
 
 from salcli.data.catalogue import DataSet, data_set
-from salcli.errors import ProjectError, printable
+from salcli.errors import printable
 from salcli.params.presets import Preset, resolved, text
 from salcli.project.cost import estimated_gigabytes, estimated_images
-from salcli.report.console import Cell, Grid, first_few, plain_table, shortened
+from salcli.report.console import Cell, Grid, first_few, plain_table, records_table, shortened
 
 if TYPE_CHECKING:  # load torch
     from salcli.detector.detector import Scanned
     from salcli.methods.base import Method
-    from salcli.pipeline.review import ReviewRow
     from salcli.project.custom_data import CustomSet
     from salcli.project.planning import Plan
+    from salcli.project.review import ReviewRow
 
 SHOWN_CLASSES, SHOWN_FILES = 6, 2
 
@@ -70,7 +68,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def _add_left_out(table: Table, what: str, n: int, custom: CustomSet, why: str) -> None:
-    unit = "files" if custom.source.array is None else custom.source.kind
+    unit = "files" if custom.source.files else custom.source.kind
     table.add_row(what, Text(f"{n:,} {unit} of {custom.name}, left out"), Text(why))
 
 
@@ -109,24 +107,25 @@ PRESET_NOTES = (
 
 def preset_table(presets: Iterable[Preset], additions: Iterable[Preset]) -> Table:
     """What each shows, where the paper has it, the data it needs, and what it costs."""
-    columns = ("name", "what it shows", "paper", "data: ID ← OOD", "GPU", "work")
+    rows = []
+    for preset in presets:
+        params = resolved(preset)
+        gigabytes, n_images = estimated_gigabytes(params), estimated_images(params)
+        row = {
+            "name": preset.name,
+            "what it shows": preset.title,
+            "paper": preset.paper.partition(",")[0].partition(" (")[0] or "–",
+            "data: ID ← OOD": _preset_data(params["data"]),
+            "GPU": "–" if gigabytes < 1 else f"{gigabytes:.0f} GB",
+            "work": f"{n_images / 1e6:.0f} M" if n_images >= 1e6 else f"{n_images / 1e6:.1g} M",
+        }
+        rows.append(row)
     caption = (*PRESET_NOTES, *(f"  {one.name}: {one.title}" for one in additions))
-    table = plain_table("Presets", *columns, n_left=4, caption=caption)
+    table = records_table("Presets", rows, n_left=4, caption=caption)
     table.pad_edge = False
     for column in table.columns:
         column.no_wrap = column.header not in ("what it shows", "data: ID ← OOD")
     table.columns[0].style, table.columns[3].max_width = "bold", 23
-    for preset in presets:
-        params = resolved(preset)
-        gigabytes, n_images = estimated_gigabytes(params), estimated_images(params)
-        table.add_row(
-            preset.name,
-            preset.title,
-            preset.paper.partition(",")[0].partition(" (")[0] or "–",
-            _preset_data(params["data"]),
-            "–" if gigabytes < 1 else f"{gigabytes:.0f} GB",
-            f"{n_images / 1e6:.0f} M" if n_images >= 1e6 else f"{n_images / 1e6:.1g} M",
-        )
     return table
 
 
@@ -151,29 +150,29 @@ def _listed(names: list[str]) -> str:
 
 MARKS = {"here": "[green]✓[/]", "custom": "[green]custom[/]", "partial": "[yellow]partial[/]", "missing": "[dim]–[/]"}
 ROLES = {"id": "ID", "ood": "OOD", "both": "both"}
-DATA_COLUMNS = ("name", "role", "size", "licence", "where from", "samples", "download", "here")
 NEEDS_WIDTH = {"where from": 100, "licence": 79}
 
 
 def data_table(found: Mapping[DataSet, str], width: int) -> Table:
     """One row for each set, with its status. A narrow terminal gets no column of origins, then none of licences."""
-    columns = [name for name in DATA_COLUMNS if width >= NEEDS_WIDTH.get(name, 0)]
-    table = plain_table("Data sets", *columns)
+    rows = [
+        {
+            "name": record.name,
+            "role": ROLES[record.role],
+            "size": record.size,
+            "licence": record.licence,
+            "where from": where_from(record),
+            "samples": f"{record.n_images:,}",
+            "download": _download(record),
+            "here": MARKS[state],
+        }
+        for record, state in found.items()
+    ]
+    shown = [{name: cell for name, cell in row.items() if width >= NEEDS_WIDTH.get(name, 0)} for row in rows]
+    table = records_table("Data sets", shown)
     table.show_edge = False
     for column in table.columns:
         column.no_wrap, column.justify = True, "right" if column.header in ("samples", "download") else "left"
-    for record, state in found.items():
-        cells = {
-            "name": record.name,
-            "role": ROLES[record.role],
-            "samples": f"{record.n_images:,}",
-            "size": record.size,
-            "download": _download(record),
-            "licence": record.licence,
-            "where from": where_from(record),
-            "here": MARKS[state],
-        }
-        table.add_row(*(cells[column] for column in columns))
     return table
 
 
@@ -210,15 +209,21 @@ def _download(record: DataSet) -> str:
 
 def review_table(rows: Sequence[ReviewRow]) -> Table:
     """How many samples each list holds, one row for each experiment."""
-    columns = ("wild OOD", "filter", "seed", "candidates", "just below T", "highest score", "lowest")
-    table = plain_table("For review", *columns, n_left=2)
+    records = []
     for (ood, mark, seed), group in groupby(rows, key=lambda row: (row.ood, row.filter, row.seed)):
         own = list(group)
         n_candidates, scores = sum(row.decision in ("keep", "drop") for row in own), [row.score for row in own]
-        counts = f"{n_candidates:,}", f"{len(own) - n_candidates:,}"
-        name = mark.removeprefix("filter-").rpartition("-")[0]  # variant and π, without the fingerprint
-        table.add_row(ood, name, str(seed), *counts, f"{max(scores):.4g}", f"{min(scores):.4g}")
-    return table
+        record = {
+            "wild OOD": ood,
+            "filter": mark.removeprefix("filter-").rpartition("-")[0],  # variant and π, without the fingerprint
+            "seed": str(seed),
+            "candidates": f"{n_candidates:,}",
+            "just below T": f"{len(own) - n_candidates:,}",
+            "highest score": f"{max(scores):.4g}",
+            "lowest": f"{min(scores):.4g}",
+        }
+        records.append(record)
+    return records_table("For review", records, n_left=2)
 
 
 # --- predictions
@@ -229,11 +234,11 @@ OTHER_COLUMNS = 60  # the width of all columns but the path
 SHORTEST_PATH = 16
 
 
-class LowestScores:
-    """The least ID-like images or vectors, for people. Keeps no more than it will show."""
+class HighestScores:
+    """The images or vectors with the highest outlier scores, for people. Keeps no more than it will show."""
 
     def __init__(self) -> None:
-        self._lowest, self._n, self._names = list[tuple[Any, ...]](), 0, "path"
+        self._highest, self._n, self._names = list[tuple[Any, ...]](), 0, "path"
 
     def write(self, part: Scanned) -> None:
         from salcli.detector.predict import rows
@@ -241,112 +246,52 @@ class LowestScores:
         self._names = part.predictions.name_column
         good = [row for row in rows(part) if row[-1] is None]
         self._n += len(good)
-        self._lowest = nsmallest(
-            SHOWN_IMAGES, [*self._lowest, *good], key=lambda row: -math.inf if row[3] is None else row[3]
+        self._highest = nlargest(
+            SHOWN_IMAGES, [*self._highest, *good], key=lambda row: math.inf if row[3] is None else row[3]
         )
 
     def table(self, width: int) -> Table:
         """No wider than `width`: of a long path the end is shown."""
         what = "images" if self._names == "path" else "vectors"
-        more = f"The {len(self._lowest)} least ID-like of {self._n:,} {what}" if self._n > len(self._lowest) else ""
+        more = (
+            f"The {len(self._highest)} highest outlier scores of {self._n:,} {what}"
+            if self._n > len(self._highest)
+            else ""
+        )
         table = plain_table(more, self._names, "class", "probability", "score", "OOD", "p-value")
-        for path, name, probability, score, is_ood, p_value, _ in self._lowest:
+        for path, name, probability, score, is_ood, p_value, _ in self._highest:
             table.add_row(
                 Text(shortened(printable(path), max(SHORTEST_PATH, width - OTHER_COLUMNS))),
                 Text(shortened(printable(name), CLASS_WIDTH)),
-                _number(probability, ".3f"),
-                _number(score, ".3f"),
+                "none" if probability is None else f"{probability:.3f}",
+                "none" if score is None else f"{score:.3f}",
                 Text("OOD", style="bold red") if is_ood else Text("–", style="dim"),
-                _number(p_value, ".4f"),
+                "none" if p_value is None else f"{p_value:.4f}",
             )
         return table
 
 
-def _number(value: float | None, style: str) -> str:
-    return "none" if value is None else format(value, style)
-
-
 # --- methods
 
-NEEDS = {
-    "PostHoc": "the ID classifier",
-    "InputScore": "the ID classifier",
-    "WildTrained": "training with wild data",
-    "IdTrained": "training on ID data",
-}
+
+def needs(method: type[Method]) -> str:
+    """What a method needs, as it declares."""
+    from salcli.methods.base import IdTrained, WildTrained
+
+    if issubclass(method, WildTrained | IdTrained):
+        return "training with wild data" if issubclass(method, WildTrained) else "training on ID data"
+    data = [name for name in ("wild", "calibration") if getattr(method, f"needs_{name}", False)]
+    return f"the ID classifier, {' and '.join(data)} data" if data else "the ID classifier"
 
 
 def methods_grid(methods: Mapping[str, type[Method]], *, with_summary: bool = False) -> Grid:
     """Every method by what it needs, for the terminal and for docs/rivals.md."""
-    sections: dict[str, list[list[Cell]]] = {need: [] for need in NEEDS.values()}
+    sections: dict[str, list[list[Cell]]] = {}
     for name, method in methods.items():
-        need = next(NEEDS[base.__name__] for base in method.__mro__ if base.__name__ in NEEDS)
         summary = [(method.__doc__ or "").strip().split("\n")[0]] if with_summary else []
-        cells = need, name, method.label, method.paper, *summary, ", ".join(method.Params.model_fields)
-        sections[need].append([Cell(text) for text in cells])
+        cells = needs(method), name, method.label, method.paper, *summary, ", ".join(method.Params.model_fields)
+        sections.setdefault(cells[0], []).append([Cell(text) for text in cells])
+    ordered = [own for _, own in sorted(sections.items(), key=lambda one: (one[0].startswith("training"), one[0]))]
     header = ["needs", "name", "label", "paper", *(["score or loss"] if with_summary else []), "hyper-parameters"]
     notes = ["Hyper-parameters are in params.yaml under methods.NAME. SAL itself: filter, train_ood and variants."]
-    return Grid("Methods", header, list(sections.values()), notes, n_left=len(header))
-
-
-# --- the pipeline
-
-DOT_STYLE = """\
-  rankdir=TB; nodesep=0.3; ranksep=0.35; bgcolor="white"; edge [color="#8a94a6", arrowsize=0.7];
-  node [fontname="Helvetica", fontsize=12, shape=box, style="filled,rounded", fillcolor="#2f5d8a", fontcolor="white",
-        penwidth=0, margin="0.16,0.08"];
-"""
-
-
-class Stage(NamedTuple):
-    """A stage of dvc.yaml, with all items of its matrix."""
-
-    name: str
-    n_runs: int
-    needs: list[str]  # directly; not what another one of them needs already
-    what: str
-
-
-def pipeline_stages(folder: Path) -> list[Stage]:
-    """The stages that `dvc repro` runs in a folder, in their order."""
-    import networkx as nx
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
-    try:
-        with Repo(str(folder)) as repo:
-            edges = list(repo.index.graph.edges)
-            stages = [one for one in repo.index.stages if not one.is_data_source]
-    except DvcException as error:
-        raise ProjectError(f"DVC cannot read the pipeline: {error}; run salcli dag in a project folder") from None
-    graph, descriptions = nx.DiGraph(), {_group(stage): str(stage.desc or "") for stage in stages}
-    graph.add_nodes_from(descriptions)
-    graph.add_edges_from((_group(before), _group(after)) for after, before in edges if _group(before) != _group(after))
-    reduced, position = nx.transitive_reduction(graph), list(descriptions).index
-    n_runs = Counter(map(_group, stages))
-    return [
-        Stage(name, n_runs[name], sorted(reduced.predecessors(name), key=position), descriptions[name])
-        for name in nx.lexicographical_topological_sort(graph, key=position)
-    ]
-
-
-def _group(stage: Any) -> str:
-    return str(stage.name).partition("@")[0]
-
-
-def pipeline_table(stages: Sequence[Stage]) -> Table:
-    table = plain_table("The pipeline, in the order of dvc repro", "stage", "runs", "needs", "what it does", n_left=4)
-    table.columns[1].justify = "right"
-    for stage in stages:
-        table.add_row(stage.name, str(stage.n_runs), Text(", ".join(stage.needs)), Text(stage.what))
-    return table
-
-
-def pipeline_dot(stages: Sequence[Stage]) -> str:
-    """For Graphviz: `salcli dag --dot | dot -Tsvg`."""
-    nodes = []
-    for stage in stages:
-        lines = "<br/>".join(map(escape, wrap(stage.what, 48, break_on_hyphens=False)))
-        nodes.append(f'  "{stage.name}" [label=<<b>{stage.name}</b><br/><font point-size="10">{lines}</font>>];')
-    edges = [f'  "{before}" -> "{stage.name}";' for stage in stages for before in stage.needs]
-    return "\n".join(["digraph pipeline {", DOT_STYLE, *nodes, "", *edges, "}"])
+    return Grid("Methods", header, ordered, notes, n_left=len(header))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import platform
 import re
 import subprocess
@@ -19,22 +18,20 @@ from markupsafe import Markup
 from salcli import __version__
 from salcli.errors import MissingArtifactError
 from salcli.params.reading import AVERAGE
-from salcli.pipeline.review import as_cell, filter_mark
 from salcli.progress import Progress
 from salcli.report.console import Cell
 from salcli.report.figures import (
-    Chart,
     compact,
     histogram_chart,
+    pi_chart,
     roc_chart,
     roc_overview,
     tau_chart,
     theory_charts,
     training_chart,
 )
-from salcli.report.galleries import read_galleries
 from salcli.report.intervals import has_scores, with_scores
-from salcli.report.page_data import Evaluation, Findings, MethodScores, read_findings
+from salcli.report.page_data import Findings, read_findings, read_galleries
 from salcli.report.results import (
     METRICS,
     Results,
@@ -48,6 +45,7 @@ from salcli.report.results import (
 from salcli.report.stage_tables import nothing_found, score_label, share_text
 from salcli.store.files import read_header
 from salcli.store.layout import RUNS, SAL, SCRATCH, UNKNOWN, Experiment, Workspace
+from salcli.store.review import as_cell, filter_mark
 
 if TYPE_CHECKING:
     from salcli.params.schema import Params
@@ -68,10 +66,7 @@ PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
 # lone surrogates stand for bytes that are not UTF-8; XML and browsers allow no control characters
 NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
-Tile = tuple[str, str, str]  # name, a number in large type, detail
-MethodRow = tuple[str, bool, list[Cell]]  # name, whether it stands out, cells
-SetTable = tuple[str, list[str], list[MethodRow]]  # an OOD test set at one π, or the average; columns, rows
-MethodCharts = tuple[str, str, list[Chart]]  # name, metrics in words, charts
+SetTable = tuple[str, list[str], list[tuple[str, bool, list[Cell]]]]  # name, columns; name of a row, stands out, cells
 
 
 # --- collecting
@@ -92,19 +87,16 @@ def collect(
     What is None or empty is left out, with a hint how to make it. `charts` are those of all sections.
     """
     findings = read_findings(workspace, params, experiment, unseen)
-    evaluation = findings.evaluation
     results = _results(workspace, params, progress)
     tables, verdicts, notes = _tables(results, experiment) if results else ([], [], [])
     mixed = "" if experiment.pi == UNKNOWN else f"with {pi_text(experiment.pi)} of "
     variant = "" if experiment.variant == SAL else f", {findings.label(experiment.variant)}"
-    tau = tau_chart(findings.candidates)
-    overview = roc_overview(evaluation) if evaluation and evaluation.has_ood else None
-    methods = [_method_charts(one) for one in evaluation.methods] if evaluation else []
-    training = [training_chart(name, findings.label(name), curve) for name, curve in findings.curves.items()]
-    theory = theory_charts(findings.theory) if findings.theory else []
-    of_methods = [chart for _, _, charts in methods for chart in charts]
-    charts = [tau, *([overview] if overview else []), *of_methods, *training, *theory]
-    page = {
+    methods = []
+    for one in findings.methods:
+        words = f"FPR95 {share_text(one.metrics.get('fpr95'))}, AUROC {share_text(one.metrics.get('auroc'))}"
+        pair = [histogram_chart(one), roc_chart(one)] if one.roc else [histogram_chart(one)]
+        methods.append((one.label, words if one.roc else "", pair))
+    page: dict[str, Any] = {
         "title": f"ID data “{params.data.id}”, wild data {mixed}“{experiment.ood}”{variant}",
         "findings": findings,
         "filter_mark": filter_mark(workspace.find(experiment.candidates), experiment),
@@ -113,29 +105,24 @@ def collect(
         "notes": notes,
         "verdicts": verdicts,
         "warning": fit_warning(findings),
-        "tau": tau,
         "galleries": read_galleries(workspace, params, findings, top),
-        "overview": overview,
+        "tau": tau_chart(findings.candidates),
+        "overview": roc_overview(findings) if findings.has_ood else None,
         "methods": methods,
-        "training": training,
-        "theory": theory,
-        "charts": charts,
+        "training": [training_chart(name, findings.label(name), curve) for name, curve in findings.curves.items()],
+        "theory": theory_charts(findings.theory) if findings.theory else [],
+        "by_pi": pi_chart(results, params, experiment.variant) if results else None,
         "params": params_file.read_text(encoding="utf-8"),
         "facts": provenance(workspace, experiment),
-        "files": _files(workspace, experiment, evaluation),
     }
+    of_methods = [chart for _, _, pair in methods for chart in pair]
+    every = [page["tau"], page["overview"], *of_methods, *page["training"], *page["theory"], page["by_pi"]]
+    page["charts"] = charts = [chart for chart in every if chart]
     with progress.task(f"report, {experiment}", len(charts), "charts") as task:
         for chart in charts:
             _ = chart.svg  # drawing takes a while
             task.advance(1)
     return page
-
-
-def _method_charts(one: MethodScores) -> MethodCharts:
-    if not one.roc:
-        return one.label, "", [histogram_chart(one)]
-    words = f"FPR95 {share_text(one.metrics.get('fpr95'))}, AUROC {share_text(one.metrics.get('auroc'))}"
-    return one.label, words, [histogram_chart(one), roc_chart(one)]
 
 
 def _results(workspace: Workspace, params: Params, progress: Progress) -> Results | None:
@@ -152,7 +139,8 @@ def _results(workspace: Workspace, params: Params, progress: Progress) -> Result
 # --- the first screen
 
 
-def tiles(findings: Findings) -> list[Tile]:
+def tiles(findings: Findings) -> list[tuple[str, str, str]]:
+    """Name, a number in large type, detail."""
     candidates, errors = findings.candidates, [findings.filter.get(key) for key in ("err_in", "err_out")]
     n_candidates, n_wild = len(candidates.index), len(candidates.wild_score)
     share = f"of {n_wild:,} wild samples: {share_text(n_candidates / n_wild)}"
@@ -161,38 +149,38 @@ def tiles(findings: Findings) -> list[Tile]:
     if (precision := findings.filter.get("precision")) is not None:
         share += f"; {share_text(precision)} of them OOD"
         of_errors += f"; {share_text(1 - precision)} of the candidates are ID (contamination)"
-    elif (estimated := findings.filter.get("estimated", {}).get("precision")) is not None:
-        share += f"; {share_text(estimated)} of them OOD (estimated)"
-    return [
+    elif evidence := findings.filter.get("evidence"):
+        share += f"; at least {evidence['certified']:,} are outliers (95%)"
+    found = [
         ("candidate outliers", f"{n_candidates:,}", share),
         ("threshold T", f"{candidates.threshold:.3g}", f"{score_label(candidates.score_name)} above T: a candidate"),
         ("errors of the filter", known, of_errors),
-        *(_test_tiles(findings.evaluation, findings.estimates or {}) if findings.evaluation else []),
     ]
-
-
-def _test_tiles(evaluation: Evaluation, estimates: dict[str, Any]) -> list[Tile]:
-    name, metrics = evaluation.main.label, evaluation.main.metrics
-    accuracy = "ID accuracy", share_text(metrics.get("id_accuracy")), f"on ID test data, by the network of {name}"
-    if evaluation.has_ood:
-        passed = f"of OOD test data pass as ID (FPR95), {evaluation.test_set}"
-        return [
+    if not findings.main:
+        return found
+    name, metrics = findings.main.label, findings.main.metrics
+    estimate = ((findings.estimates or {}).get("methods", {}).get(findings.main.method) or {}).get("fpr95")
+    if findings.has_ood:
+        passed = f"of OOD test data pass as ID (FPR95), {findings.test_set}"
+        found += [
             (f"{name} lets through", share_text(metrics.get("fpr95")), passed),
             (f"{name} separates", share_text(metrics.get("auroc")), "AUROC: 50% is chance, 100% is perfect"),
-            accuracy,
         ]
-    if estimate := estimates.get("methods", {}).get(evaluation.main.method, {}).get("fpr95"):
+    elif estimate:
         low, high = share_text(estimate["low"]), share_text(estimate["high"])
         how = f"of OOD data pass as ID (FPR95), 90% interval {low} to {high}; estimated without labels"
-        return [(f"{name} lets through, estimated", share_text(estimate["value"]), how), accuracy]
-    return [(f"{name} lets through", UNKNOWN, "there are no OOD test data (data.test_ood)"), accuracy]
+        found.append((f"{name} lets through, estimated", share_text(estimate["value"]), how))
+    else:
+        found.append((f"{name} lets through", UNKNOWN, "there are no OOD test data (data.test_ood)"))
+    accuracy = share_text(metrics.get("id_accuracy"))
+    return [*found, ("ID accuracy", accuracy, f"on ID test data, by the network of {name}")]
 
 
 def fit_warning(findings: Findings) -> str:
     """The warning of `filter`: τ found nothing."""
     train, calibration = (findings.filter.get(f"{part}_accuracy") for part in ("train", "calibration"))
-    found = findings.filter.get("estimated")
-    if findings.candidates.score_name != SAL or train is None or not found or found["beyond"] > found["margin"]:
+    found = findings.filter.get("evidence") or {}
+    if findings.candidates.score_name != SAL or train is None or found.get("kind") != "nothing found":
         return ""
     return nothing_found(train, calibration)
 
@@ -221,23 +209,21 @@ def _tables(results: Results, experiment: Experiment) -> tuple[list[SetTable], l
             name = section[0][0].text + (f", π {part.shares[0]}" if several else "")
             lines = [(one.text + " ◀" * one.is_bold, one.is_bold, cells) for _, one, *cells in section]
             estimated.append((f"{name}, estimated without labels", grid.header[2:], lines))
-    nothing_measured = results.unknown_sets == results.ood_sets
-    tables = [*estimated, *measured] if nothing_measured else [*measured, *estimated]
+    tables = [*measured, *estimated] if results.is_measured else [*estimated, *measured]
     verdicts = [f"π {pi}: {text}" if several else text for pi, text in results.verdicts.items() if text]
     return tables, verdicts, list(dict.fromkeys(notes))
 
 
-# --- provenance: code, versions, machine, files; no names of people, hosts or home folders
+# --- provenance: no names of people, hosts or home folders
 
 
 def provenance(workspace: Workspace, experiment: Experiment) -> list[tuple[str, str]]:
     facts = [
-        ("report made", _time(datetime.now().timestamp())),
+        ("report made", datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")),
         ("salcli", __version__),
         ("commit of the workspace", _commit(workspace.root)),
         ("Python", platform.python_version()),
         ("packages", ", ".join(f"{name} {version(name)}" for name in PACKAGES)),
-        ("machine of the report", _machine()),
     ]
     network = experiment.network(experiment.variant)
     if workspace.has(network):
@@ -246,31 +232,6 @@ def provenance(workspace: Workspace, experiment: Experiment) -> list[tuple[str, 
         corrected = f", after a review: {review['dropped']} dropped, {review['added']} added" if review else ""
         facts.append(("SAL was trained with", f"{about.get('n_outliers', UNKNOWN)} candidate outliers{corrected}"))
     return facts
-
-
-def _files(workspace: Workspace, experiment: Experiment, evaluation: Evaluation | None) -> list[tuple[str, str, str]]:
-    """What the report was read from: path, size, and when it was written here."""
-    artifacts = [
-        experiment.split,
-        experiment.wild,
-        experiment.classifier,
-        experiment.wild_representation,
-        experiment.candidates,
-        experiment.network(experiment.variant),
-        *(experiment.evaluation(name, evaluation.unseen) for name in ("scores.h5", "metrics.json") if evaluation),
-        experiment.theory("json"),
-        experiment.estimates,
-    ]
-    rows = []
-    for path in (workspace.find(artifact).path for artifact in artifacts if workspace.has(artifact)):
-        facts = path.stat()
-        shown = path.relative_to(workspace.root).as_posix()
-        rows.append((shown, f"{facts.st_size / 1000:,.1f} kB", _time(facts.st_mtime)))
-    return rows
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _commit(root: Path) -> str:
@@ -284,17 +245,6 @@ def _commit(root: Path) -> str:
     except (OSError, subprocess.SubprocessError):
         return "not under git"
     return f"{commit}, with changes that are not committed" if changes else commit
-
-
-def _machine() -> str:
-    import torch
-
-    info = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
-    processor = model[1].strip() if model else platform.processor() or "processor unknown"
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    return ", ".join([system, f"{processor} ({os.cpu_count()} threads)", *(gpus or ["no GPU"])])
 
 
 # --- the page

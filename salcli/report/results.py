@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from rich.console import Group, RenderableType
 
+from salcli.conformal.resampling import NO_HOLDOUT
 from salcli.errors import MissingArtifactError, ParamsError, SalError
 from salcli.params.reading import AVERAGE, check_groups, lookup
 from salcli.report.console import Cell, Grid
-from salcli.sal.estimates import NO_HOLDOUT
 from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE
 from salcli.store.files import Found, reading_json
 from salcli.store.layout import SAL, SCRATCH, UNKNOWN, Experiment
@@ -37,13 +37,14 @@ METRICS = {
 LOWER_IS_BETTER = {"fpr95"}
 ESTIMATED, ESTIMATE = ("fpr95", "auroc"), ("value", "low", "high")
 SHORT, PROTOCOL, NOTES = "short_schedule", "protocol", "notes"
+FILTER_ERRORS = ("err_in", "err_out")  # columns of runs, of variants of SAL
 DRAWS = {"fpr95": "fpr95_draws", "auroc": "auroc_draws"}  # columns of runs with the metric in each resample
 LEAST = "least_step"  # column of runs: percent that a difference must be, however small its interval
 ENDS = (0.025, 0.975)  # of an interval
 ID_POSITIVE, OOD_POSITIVE = "id-positive", "ood-positive"
 CONVENTIONS = {ID_POSITIVE: FPR95_CONVENTION, OOD_POSITIVE: FPR95_OOD_POSITIVE}
 SHORT_SCHEDULE = "\n(short schedule)"  # on a line of its own in the terminal
-FULL_WIDTH = 96  # terminal columns that mean ± std needs
+FULL_WIDTH, WIDER = 96, 2  # terminal columns that mean ± std needs, and "(short schedule)" beyond that
 CANNOT_TELL, NOTHING = "cannot tell", "–"
 INTERVAL = "95% interval"
 WHOLE_NUMBER = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)(?!\w|[.,]\d)")
@@ -51,13 +52,9 @@ BEATS = (
     "Beats: a lower FPR95 in every seed, by more than resamples of the test samples explain (95% interval of all "
     "differences at once)."
 )
-WIDER = 2  # what "(short schedule)" needs beyond that
 # below runs/: on the OOD set of the wild data, and on sets that are only tested on
 EVALUATIONS = ("*/*/pi-*/evaluation/metrics.json", "*/*/pi-*/evaluation/unseen/*/metrics.json")
 SHARED_SAMPLES = {"n_id_train": "ID train", "n_calibration": "ID calibration", "n_wild": "wild", "id_test": "ID test"}
-
-
-# --- collecting
 
 
 class EvaluationKey(NamedTuple):
@@ -88,11 +85,6 @@ class EvaluationKey(NamedTuple):
 def _run_folder(path: Path) -> Path:
     """SEED/OOD/pi-PI of a metrics.json."""
     return next(folder.parent for folder in path.parents if folder.name == "evaluation")
-
-
-def _evaluations(folder: Path) -> dict[EvaluationKey, Path]:
-    """Every metrics.json below a runs folder."""
-    return _by_key(path for pattern in EVALUATIONS for path in sorted(folder.glob(pattern)))
 
 
 def _by_key(paths: Iterable[Path]) -> dict[EvaluationKey, Path]:
@@ -138,22 +130,6 @@ def groups_of(raw: Mapping[str, Any]) -> dict[str, Sequence[str]]:
 
 
 @dataclass(frozen=True)
-class Estimated:
-    """What held-out wild data say about one wild set without labels, in percent: mean over seeds of (value, low, high).
-
-    Nothing is told about methods unless most seeds can: the others are those whose π̂ happens to be high. `reasons` say
-    how the best method was chosen, or why nothing can be told, one for each seed.
-    """
-
-    ood: str
-    n_telling: int  # seeds
-    share: tuple[float, ...] | None  # π̂
-    methods: dict[str, dict[str, tuple[float, ...]]]  # fpr95 and auroc
-    chosen: list[str]
-    reasons: list[str]
-
-
-@dataclass(frozen=True)
 class Results:
     """runs: one line for each EvaluationKey and method, metrics in percent. samples: counts by name."""
 
@@ -176,7 +152,7 @@ class Results:
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> Results:
         """Every evaluation below a runs folder, or `only` some of them."""
-        found = _evaluations(folder)
+        found = _by_key(path for pattern in EVALUATIONS for path in sorted(folder.glob(pattern)))
         wanted = [path for key, path in found.items() if only is None or key in only]
         if not wanted:
             made_by = "salcli evaluate --scratch" if SCRATCH in folder.parts else "dvc repro, or salcli evaluate"
@@ -197,8 +173,7 @@ class Results:
             own_runs, counts[key] = _read_evaluation(path, key)
             runs += own_runs
         estimates = {key: found for key, path in files.items() if (found := _read_estimates(path, key))}
-        frame = pd.DataFrame(runs)
-        frame = frame.sort_values(  # what is unknown comes last
+        frame = pd.DataFrame(runs).sort_values(  # what is unknown comes last
             "pi", key=lambda column: pd.to_numeric(column, errors="coerce"), kind="stable", ignore_index=True
         )
         return cls(frame, _samples(counts), n_left_out, estimates, files, groups or {})
@@ -222,14 +197,15 @@ class Results:
         return list(dict.fromkeys(self._names()))
 
     @property
-    def wild_sets(self) -> list[str]:
-        return list(self.runs["ood"].unique())
-
-    @property
     def unknown_sets(self) -> list[str]:
         """Test sets without OOD data, because nobody knows what in the wild data is OOD."""
         is_unknown = self.runs["fpr95"].isna().groupby(self._names(), sort=False).all()
         return list(is_unknown.index[is_unknown])
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether any test set has OOD data."""
+        return self.unknown_sets != self.ood_sets
 
     @property
     def shown_sets(self) -> list[str]:
@@ -242,8 +218,7 @@ class Results:
 
     def _names(self) -> list[str]:
         """The test set of each run; with the wild one, where that is another and there are several."""
-        pairs = zip(self.runs["ood"], self.runs["test_set"], strict=True)
-        is_plain = len(self.wild_sets) == 1
+        pairs, is_plain = zip(self.runs["ood"], self.runs["test_set"], strict=True), self.runs["ood"].nunique() == 1
         return [test if is_plain or test == wild else f"{test} (wild {wild})" for wild, test in pairs]
 
     @property
@@ -253,25 +228,6 @@ class Results:
 
     def without_notes(self) -> Results:
         return replace(self, runs=self.runs.drop(columns=NOTES))
-
-    def estimated(self) -> list[Estimated]:
-        """Of each wild set; of one π."""
-        found = []
-        for ood in dict.fromkeys(key.ood for key in self.estimates):
-            seeds = [own for key, own in self.estimates.items() if key.ood == ood]
-            n_telling = sum(bool(own["methods"]) for own in seeds)
-            names = dict.fromkeys(name for own in seeds for name in own["methods"] if 2 * n_telling > len(seeds))
-            methods = {
-                name: {
-                    metric: _over_seeds(own["methods"][name][metric] for own in seeds if name in own["methods"])
-                    for metric in ESTIMATED
-                }
-                for name in names
-            }
-            chosen, reasons = ([str(own[key]) for own in seeds] for key in ("chosen", "reason"))
-            shares = [own["pi"] for own in seeds if own["pi"]]
-            found.append(Estimated(ood, n_telling, _over_seeds(shares) if shares else None, methods, chosen, reasons))
-        return found
 
     def sections(self) -> list[tuple[str, pd.DataFrame]]:
         """Of one π: every OOD set, every group, the average of all sets, each with its runs."""
@@ -291,8 +247,7 @@ class Results:
 
         sections = []
         for part in self.by_pi():
-            means = method_means(part.runs).sort_index()
-            ranking = means["fpr95"].sort_values(kind="stable").index
+            ranking = method_means(part.runs).sort_index()["fpr95"].sort_values(kind="stable").index
             sections += [part._rows(ood, runs, ranking) for ood, runs in part.sections()]
         return pd.concat(sections, ignore_index=True).assign(fpr95_convention=self.convention)
 
@@ -304,12 +259,11 @@ class Results:
         if self.sort:
             is_lower = self.sort in LOWER_IS_BETTER
             order = mean.loc[order, self.sort].sort_values(kind="stable", ascending=is_lower).index
-        labels = dict(zip(self.runs["method"], self.runs["label"], strict=True))
         about: dict[str, Any] = {
             "pi": self.shares[0],
             "ood": ood,
             "method": order,
-            "label": order.map(labels),
+            "label": order.map(self.labels),
             "n_seeds": by_seed.size()[order],
             "short_schedule": order.isin(self.runs["method"][self.runs[SHORT]]),  # of any seed
         }
@@ -319,6 +273,41 @@ class Results:
             ends = {method: _intervals(runs[runs["method"] == method], means[method]) for method in order}
             parts.append(pd.DataFrame.from_dict(ends, orient="index"))
         return pd.concat([part.loc[order] for part in parts], axis=1)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(zip(self.runs["method"], self.runs["label"], strict=True))
+
+    def estimated(self) -> pd.DataFrame:
+        """What held-out wild data say without labels, of one π: mean over seeds, by wild set and method; in percent.
+
+        Empty unless most seeds can tell: the others are those whose π̂ happens to be high.
+        """
+        import pandas as pd
+
+        lines = []
+        for ood in dict.fromkeys(key.ood for key in self.estimates):
+            seeds = self.estimates_of(ood)
+            telling = [own["methods"] for own in seeds if own["methods"]]
+            if 2 * len(telling) <= len(seeds):
+                continue
+            shares = [own["pi"] for own in seeds if own["pi"]]
+            for method in dict.fromkeys(name for own in telling for name in own):
+                line = {"pi": self.shares[0], "ood": ood, "method": method}
+                line["is_chosen"] = {own["chosen"] for own in seeds} == {method}
+                for metric in ESTIMATED:
+                    line |= _over_seeds(metric, [own[method][metric] for own in telling if method in own])
+                lines.append(line | (_over_seeds("pi", shares) if shares else {}))
+        return pd.DataFrame(lines, columns=None if lines else ["pi", "ood", "method", "is_chosen"])
+
+    def estimates_of(self, ood: str) -> list[Mapping[str, Any]]:
+        """Of one π, for each seed."""
+        return [own for key, own in self.estimates.items() if key.ood == ood]
+
+
+def _over_seeds(name: str, estimates: Sequence[tuple[float, ...]]) -> dict[str, float]:
+    values = map(float, np.mean(estimates, axis=0))
+    return {f"estimated_{name}_{end}": value for end, value in zip(ESTIMATE, values, strict=True)}
 
 
 def method_means(runs: pd.DataFrame) -> pd.DataFrame:
@@ -354,60 +343,57 @@ def _intervals(runs: pd.DataFrame, mean: Mapping[str, float]) -> dict[str, float
     return found
 
 
+# --- reading one evaluation
+
+
 def _read_evaluation(path: Path, key: EvaluationKey) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The metrics of each method, and the counts of samples in it and in the filter.json files."""
     with reading_json(Found(path, key.made_by)) as content:
         counts = {name: int(content["samples"][name]) for name in ("id_test", "ood_test")}
-        runs = [
-            {
+        runs = {
+            method: {
                 **key._asdict(),
                 "method": method,
                 "label": str(values.get("label", method)),
                 **{name: math.nan if values[name] is None else 100 * float(values[name]) for name in METRICS},
+                **dict.fromkeys(FILTER_ERRORS, math.nan),
                 SHORT: bool(values.get(SHORT, False)),
                 PROTOCOL: str(values.get(PROTOCOL, "")),
                 NOTES: [str(note) for note in values.get(NOTES, ())],
             }
             for method, values in content.items()
             if method != "samples"
-        ]
-    if key.test_set == key.ood:
-        labels = {run["method"]: run["label"] for run in runs}
-        for variant, filtered in filter_metrics(path, key).items():
-            is_held_out = filtered.get(PROTOCOL, "held out") == "held out"  # others calibrate on training data
-            names = "n_id_train", "n_wild", *(["n_calibration"] if is_held_out else [])
-            counts |= {name: filtered[name] for name in names}
-            of = "" if variant == SAL else f" of {labels.get(variant, variant)}"
-            counts[f"candidates{of}"] = filtered["n_candidates"]
-            for run in runs:
-                run[NOTES] += filtered[NOTES] if run["method"] == variant else []
-    return runs, counts
+        }
+    for variant, filtered in filter_metrics(path, key).items() if key.test_set == key.ood else ():
+        is_held_out = filtered.get(PROTOCOL, "held out") == "held out"  # others calibrate on training data
+        counts |= {name: filtered[name] for name in ("n_id_train", "n_wild", *["n_calibration"] * is_held_out)}
+        run = runs.get(variant, {NOTES: []})
+        of = "" if variant == SAL else f" of {run.get('label', variant)}"
+        counts[f"candidates{of}"] = filtered["n_candidates"]
+        run[NOTES] += filtered[NOTES]
+        run |= {name: 100 * filtered[name] for name in FILTER_ERRORS if filtered.get(name) is not None}
+    return list(runs.values()), counts
 
 
 def _read_estimates(path: Path, key: EvaluationKey) -> dict[str, Any] | None:
-    """estimates.json beside metrics.json, unless no wild data are held out."""
+    """estimates.json beside metrics.json, in percent, unless no wild data are held out."""
     file = path.with_name("estimates.json")
     if key.test_set != key.ood or not file.exists():
         return None
+
+    def percent(estimate: Mapping[str, float]) -> tuple[float, ...]:
+        return tuple(100 * float(estimate[end]) for end in ESTIMATE)
+
     with reading_json(Found(file, key.made_by)) as content:
         if content["reason"] == NO_HOLDOUT:
             return None
-        methods = {
-            name: {metric: _percent(own[metric]) for metric in ESTIMATED} for name, own in content["methods"].items()
-        }
         return {
-            "pi": None if content["pi"]["value"] is None else _percent(content["pi"]),
-            "methods": methods,
-            **{key: content[key] for key in ("chosen", "reason")},
+            "pi": None if content["pi"]["value"] is None else percent(content["pi"]),
+            "methods": {
+                name: {metric: percent(own[metric]) for metric in ESTIMATED} for name, own in content["methods"].items()
+            },
+            **{name: str(content[name]) for name in ("chosen", "reason")},
         }
-
-
-def _percent(estimate: Mapping[str, float]) -> tuple[float, ...]:
-    return tuple(100 * float(estimate[key]) for key in ESTIMATE)
-
-
-def _over_seeds(estimates: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
-    return tuple(map(float, np.mean(list(estimates), axis=0)))
 
 
 def filter_metrics(path: Path, key: EvaluationKey) -> dict[str, dict[str, Any]]:
@@ -424,14 +410,16 @@ def filter_metrics(path: Path, key: EvaluationKey) -> dict[str, dict[str, Any]]:
 
 def _samples(counts: Mapping[EvaluationKey, dict[str, int]]) -> dict[str, str]:
     """How many samples each set has; a range where runs differ."""
-    every = counts.values()
-    samples = {name: _range([own[key] for own in every if key in own]) for key, name in SHARED_SAMPLES.items()}
+    names: dict[str, list[int]] = {name: [] for name in SHARED_SAMPLES.values()}
     for test in dict.fromkeys(key.test_set for key in counts):
-        own_counts = [own for key, own in counts.items() if key.test_set == test]
-        samples[f"{test} test"] = _range([own["ood_test"] for own in own_counts if own["ood_test"]])
-        for key in dict.fromkeys(key for own in own_counts for key in own if key.startswith("candidates")):
-            samples[f"{test} {key}"] = _range([own[key] for own in own_counts if key in own])
-    return {name: text for name, text in samples.items() if text}
+        names[f"{test} test"] = []
+        for own in (own for key, own in counts.items() if key.test_set == test):
+            for key, count in own.items():
+                if key == "ood_test" and not count:
+                    continue
+                name = f"{test} test" if key == "ood_test" else SHARED_SAMPLES.get(key, f"{test} {key}")
+                names.setdefault(name, []).append(count)
+    return {name: _range(found) for name, found in names.items() if found}
 
 
 def _alike(notes: Iterable[str]) -> list[tuple[str, int]]:
@@ -440,17 +428,19 @@ def _alike(notes: Iterable[str]) -> list[tuple[str, int]]:
     for note in notes:
         parts = WHOLE_NUMBER.split(note)
         alike.setdefault(tuple(parts[::2]), []).append(parts)
-    return [("".join(map(_one_text, zip(*found, strict=True))), len(found)) for found in alike.values()]
-
-
-def _one_text(parts: Sequence[str]) -> str:
-    """All are the same text, or all are numbers."""
-    return parts[0] if len({*parts}) == 1 else _range([int(part.replace(",", "")) for part in parts])
+    return [
+        (
+            "".join(
+                own[0] if len({*own}) == 1 else _range([int(number.replace(",", "")) for number in own])
+                for own in zip(*found, strict=True)
+            ),
+            len(found),
+        )
+        for found in alike.values()
+    ]
 
 
 def _range(values: Sequence[int]) -> str:
-    if not values:
-        return ""
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
@@ -471,12 +461,13 @@ def results_grids(results: Results, *, with_std: bool = True, estimates: bool = 
     """
     parts = results.by_pi()
     shown = [grid for part in parts if (grid := estimates_grid(part, len(parts) > 1, everything=estimates))]
-    if estimates or (shown and results.unknown_sets == results.ood_sets):
+    if estimates or (shown and not results.is_measured):
         if not shown:
             raise MissingArtifactError(
                 "there are no estimates: hold out wild data (data.wild_holdout: 0.2 in params.yaml) and run dvc repro"
             )
-        return [*shown[:-1], replace(shown[-1], notes=[*shown[-1].notes, *results.notes])]
+        shown[-1].notes.extend(results.notes)
+        return shown
     grids, columns = [], list(METRICS.values())
     if results.intervals:
         columns = [name for metric in DRAWS for name in (METRICS[metric], INTERVAL)]
@@ -498,119 +489,48 @@ def section_cells(rows: pd.DataFrame, *, with_std: bool = True) -> list[list[Cel
     columns, has_intervals = [[Cell(name) for name in names]], "fpr95_low" in rows
     for metric in DRAWS if has_intervals else METRICS:
         means, stds = rows[f"{metric}_mean"], rows[f"{metric}_std"]
-        texts = [mean_text(mean, std if with_std else math.nan) for mean, std in zip(means, stds, strict=True)]
         shown = means.map(lambda value: float(f"{value:.1f}"))
         is_best = shown == (shown.min() if metric in LOWER_IS_BETTER else shown.max())
-        columns.append([Cell(text, is_bold=bold) for text, bold in zip(texts, is_best, strict=True)])
+        columns.append([])
+        for mean, std, bold in zip(means, stds, is_best, strict=True):
+            spread = "" if math.isnan(std) or not with_std else f" ± {std:.1f}"  # a single seed has none
+            columns[-1].append(Cell(UNKNOWN if math.isnan(mean) else f"{mean:.1f}{spread}", is_bold=bold))
         if has_intervals:
             ends = zip(rows[f"{metric}_low"], rows[f"{metric}_high"], strict=True)
             columns.append([Cell(UNKNOWN if math.isnan(low) else f"{low:.1f}–{high:.1f}") for low, high in ends])
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
-def estimates_grid(results: Results, has_several_pi: bool, *, everything: bool) -> Grid | None:
-    """FPR95 and AUROC estimated on held-out wild data, of one π; beside them what was measured, where it was."""
-    found = [one for one in results.estimated() if everything or one.ood in results.unknown_sets]
-    if not found:
-        return None
-    own = results.runs[results.runs["ood"] == results.runs["test_set"]]
-    has_measured = everything and bool(own["fpr95"].notna().any())
-    sections = []
-    for one in found:
-        runs = own[own["ood"] == one.ood]
-        labels = dict(zip(runs["method"], runs["label"], strict=True))
-        mean = runs.groupby("method")[list(METRICS)].mean().astype(float).to_dict()
-        by, sign = (results.sort, -1) if results.sort == "auroc" else ("fpr95", 1)
-        order = sorted(labels, key=lambda name: sign * one.methods[name][by][0] if name in one.methods else math.inf)
-        if not one.methods and not has_measured:  # nothing is told apart: only what becomes the detector
-            order = [name for name in order if name in one.chosen] or order
-        section = []
-        for name in order:
-            row = {"wild data": Cell(one.ood), "method": Cell(labels[name], is_bold={*one.chosen} == {name})}
-            for metric in ESTIMATED:
-                if has_measured:
-                    measured = mean[metric][name]
-                    row[METRICS[metric]] = Cell(UNKNOWN if math.isnan(measured) else f"{measured:.1f}")
-                estimate = one.methods.get(name, {}).get(metric)
-                row[f"est. {METRICS[metric]} (90%)"] = Cell(_estimate_text(estimate) if estimate else CANNOT_TELL)
-            if not has_measured:
-                row[METRICS["id_accuracy"]] = Cell(f"{mean['id_accuracy'][name]:.1f}")
-            section.append(row)
-        sections.append(section)
-    pi = f", π {results.shares[0]}" if has_several_pi else ""
-    title = f"OOD detection, {'measured and ' if has_measured else ''}estimated without labels, in %{pi}"
-    cells = [[list(row.values()) for row in section] for section in sections]
-    return Grid(title, list(sections[0][0]), cells, _estimate_notes(found, results.n_seeds))
-
-
-def _estimate_text(estimate: tuple[float, ...]) -> str:
-    value, low, high = estimate
-    return f"{value:.0f} ({low:.0f}–{high:.0f})"
-
-
-def _estimate_notes(found: Sequence[Estimated], n_seeds: int) -> list[str]:
-    told = _range([one.n_telling for one in found if one.methods])
-    over = f"{n_seeds} seeds" if told in ("", str(n_seeds)) else f"the {told} of {n_seeds} seeds that can tell"
-    seeds = f"; value and interval: mean over {over}" if n_seeds > 1 else ""
-    notes = [
-        f"est.: estimated from held-out wild data and π̂, not measured; (90%): interval{seeds}. docs/without-labels.md"
-    ]
-    for one in found:
-        if one.share:
-            notes.append(f"{one.ood}: π̂ = {_estimate_text(one.share)}%, the estimated share of OOD data in them.")
-        reasons = _alike(one.reasons)
-        for reason, count in reasons:
-            which = f", {count} of {n_seeds} seeds" if len(reasons) > 1 else ""
-            notes.append(f"{one.ood}{which}: {reason}.")
-    return notes
-
-
 def results_frame(results: Results, *, estimates: bool = False) -> pd.DataFrame:
     """For programs: one line for each π, OOD set and method. Estimates have columns of their own."""
     import pandas as pd
 
-    lines = [
-        {
-            "pi": part.shares[0],
-            "ood": one.ood,
-            "method": method,
-            "is_chosen": {*one.chosen} == {method},
-            **{
-                f"estimated_{metric}_{key}": number
-                for metric, estimate in {**own, "pi": one.share or ()}.items()
-                for key, number in zip(ESTIMATE, estimate, strict=bool(estimate))
-            },
-        }
-        for part in results.by_pi()
-        for one in part.estimated()
-        if estimates or one.ood in results.unknown_sets
-        for method, own in one.methods.items()
-    ]
-    frame = results.rows()
-    if not lines:
+    keys, frame = ["pi", "ood", "method"], results.rows()
+    own = pd.concat([part.estimated() for part in results.by_pi()], ignore_index=True)
+    own = own[own["ood"].isin([*own["ood"]] if estimates else results.unknown_sets)]
+    if not len(own):
         return frame
-    keys, own = ["pi", "ood", "method"], pd.DataFrame(lines)
     is_alone = ~pd.MultiIndex.from_frame(own[keys]).isin(pd.MultiIndex.from_frame(frame[keys]))  # nothing is measured
     return pd.concat([frame.merge(own, on=keys, how="left"), own[is_alone]], ignore_index=True)
 
 
 def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
     """What the columns and sections of the tables mean, and how many samples there are."""
-    notes = [CONVENTIONS[results.convention]] if results.unknown_sets != results.ood_sets else []
+    notes, wild_sets = [CONVENTIONS[results.convention]] if results.is_measured else [], results.runs["ood"].unique()
     if results.unknown_sets:
-        names, is_tested = ", ".join(results.unknown_sets), results.unknown_sets != results.ood_sets
-        known = "of the OOD test sets" if is_tested else "unknown; they need OOD samples to test on (data.test_ood)"
+        need = "unknown; they need OOD samples to test on (data.test_ood)"
+        known = "of the OOD test sets" if results.is_measured else need
         notes.append(
-            f"{names}: unlabeled wild data. Nobody knows what in them is OOD, so FPR95, AUROC and AUPR are {known}."
+            f"{', '.join(results.unknown_sets)}: unlabeled wild data. Nobody knows what in them is OOD, so FPR95, "
+            f"AUROC and AUPR are {known}."
         )
-    means = [f"{AVERAGE}: over the OOD sets"] if len(results.shown_sets) > 1 else []
-    tested = set(results.runs["test_set"])
-    means += [
-        f"{group}: over {', '.join(there)}"
+    means, tested = {AVERAGE: "the OOD sets"} if len(results.shown_sets) > 1 else {}, {*results.runs["test_set"]}
+    means |= {
+        group: ", ".join(name for name in sets if name in tested)
         for group, sets in results.groups.items()
-        if (there := [name for name in sets if name in tested])
-    ]
-    over_sets = f" ({'; '.join(means)})" if means else ""
+        if tested & {*sets}
+    }
+    over_sets = f" ({'; '.join(f'{name}: over {sets}' for name, sets in means.items())})" if means else ""
     what = "Mean ± std" if with_std else f"Mean (± std from {FULL_WIDTH} columns on)"
     over_seeds = f"{what} over {results.n_seeds} seeds" if results.n_seeds > 1 else "One seed"
     order = f"each section sorted by {METRICS[results.sort][:-2]}" if results.sort else "sorted by average FPR95"
@@ -626,10 +546,10 @@ def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
         named = "; ".join(f"{protocol}: {', '.join(labels)}" for protocol, labels in protocols.items())
         notes.append(f"Threshold: {named} (docs/paper.md).")
     notes += results.notes
-    if results.wild_sets != results.ood_sets and len(results.wild_sets) == 1:
+    if len(wild_sets) == 1 and [*wild_sets] != results.ood_sets:
         is_mixed = results.shares == [UNKNOWN]
         what = "Trained with wild data that nobody has labeled" if is_mixed else "OOD in the wild data"
-        notes.append(f"{what}: {results.wild_sets[0]}.")
+        notes.append(f"{what}: {wild_sets[0]}.")
     if results.n_left_out:
         notes.append(
             f"Left out: {results.n_left_out} evaluations that params.yaml does not ask for (--all shows them)."
@@ -638,75 +558,63 @@ def results_notes(results: Results, *, with_std: bool = True) -> list[str]:
     return notes
 
 
-# --- SAL over π
+# --- estimates without labels
 
 
-SWEPT = {"err_in": "ERR_in", "err_out": "ERR_out", "fpr95": "FPR95 ↓", "auroc": "AUROC ↑"}
-
-
-def sweep_points(folder: Path, only: Collection[EvaluationKey] | None = None, variant: str = SAL) -> pd.DataFrame:
-    """One line for each experiment below a runs folder that is tested on the OOD set of its own wild data.
-
-    Shares, not percent; NaN where a metric is not defined or not measured: ERR_in at π = 1, where there is no wild ID
-    data, and ζ before `salcli theory` has run.
-    """
-    import pandas as pd
-
-    points: list[dict[str, Any]] = []
-    for key, path in _evaluations(folder).items():
-        if key.test_set != key.ood or key.pi == UNKNOWN or (only is not None and key not in only):
-            continue
-        filtered, theory = filter_metrics(path, key).get(variant), _run_folder(path) / variant / "theory.json"
-        with reading_json(Found(path, key.made_by)) as content:
-            tested = content.get(variant)
-            if filtered is None or tested is None or tested["fpr95"] is None:
-                continue
-            shares = {
-                "err_in": filtered["err_in"],
-                "err_out": filtered["err_out"],
-                "contamination": math.nan if filtered.get("precision") is None else 1 - filtered["precision"],
-                "fpr95": tested["fpr95"],
-                "auroc": tested["auroc"],
-                "zeta": math.nan,
-                "zeta_pairwise": math.nan,
-            }
-        if theory.exists():
-            with reading_json(Found(theory, key.experiment.with_variant(variant).theory("json").made_by)) as measured:
-                shares |= {name: measured[name] for name in ("zeta", "zeta_pairwise") if name in measured}
-        counts = {name: filtered[name] for name in ("n_wild", "n_candidates")}
-        points.append({"ood": key.ood, "pi": float(key.pi), "seed": key.seed, **counts, **shares})
-    if not points:
-        raise MissingArtifactError(f"there is no evaluation of {variant} below {folder} yet; make one with: dvc repro")
-    sets = [point["ood"] for point in points]
-    points.sort(key=lambda point: (sets.index(point["ood"]), point["pi"], point["seed"]))
-    return pd.DataFrame(points).astype(dict.fromkeys(shares, float))
-
-
-def sweep_grid(points: pd.DataFrame) -> Grid:
-    """One row for each π, one section for each OOD set."""
-    sections = []
-    for ood, of_set in points.groupby("ood", sort=False):
+def estimates_grid(results: Results, has_several_pi: bool, *, everything: bool) -> Grid | None:
+    """FPR95 and AUROC estimated on held-out wild data, of one π; beside them what was measured, where it was."""
+    shown = dict.fromkeys(key.ood for key in results.estimates if everything or key.ood in results.unknown_sets)
+    own = results.runs[results.runs["ood"] == results.runs["test_set"]]
+    has_measured, table = everything and bool(own["fpr95"].notna().any()), results.estimated()
+    sections, columns = [], [f"est. {METRICS[metric]} (90%)" for metric in ESTIMATED]
+    columns = [name for metric, name in zip(ESTIMATED, columns, strict=True) for name in (METRICS[metric], name)]
+    columns = columns if has_measured else [*columns[1::2], METRICS["id_accuracy"]]
+    for ood in shown:
+        measured = method_means(own[own["ood"] == ood]).to_dict("index")
+        estimates: dict[Any, Any] = table[table["ood"] == ood].set_index("method").to_dict("index")
+        by, sign = (results.sort, -1) if results.sort == "auroc" else ("fpr95", 1)
+        order = sorted(
+            measured,
+            key=lambda name: sign * estimates[name][f"estimated_{by}_value"] if name in estimates else math.inf,
+        )
+        chosen = {one["chosen"] for one in results.estimates_of(ood)}
+        if not estimates and not has_measured:  # nothing is told apart: only what becomes the detector
+            order = [name for name in order if name in chosen] or order
         section = []
-        for pi, own in of_set.groupby("pi"):
-            texts = [str(ood), f"{pi:g}", *(_range(list(own[name])) for name in ("n_wild", "n_candidates"))]
-            texts += [mean_text(100 * own[metric].mean(), 100 * own[metric].std(), NOTHING) for metric in SWEPT]
-            zeta, contaminated = own["zeta"].mean(), own["contamination"].mean()
-            texts += [NOTHING if math.isnan(zeta) else f"{zeta:.2f}", mean_text(100 * contaminated, unknown=NOTHING)]
-            section.append([Cell(text) for text in texts])
+        for name in order:
+            row = [Cell(ood), Cell(results.labels[str(name)], is_bold=chosen == {name})]
+            for metric in ESTIMATED:
+                value, told = measured[name][metric], estimates.get(name)
+                row += [Cell(UNKNOWN if math.isnan(value) else f"{value:.1f}")] * has_measured
+                row.append(Cell(_estimate_text(told, metric) if told else CANNOT_TELL))
+            row += [] if has_measured else [Cell(f"{measured[name]['id_accuracy']:.1f}")]
+            section.append(row)
         sections.append(section)
-    n_seeds = points["seed"].nunique()
-    notes = [
-        FPR95_CONVENTION,
-        *([f"Mean ± std over {n_seeds} seeds."] if n_seeds > 1 else []),
-        "Wild: the largest set with a share π of OOD, so its size changes with π. Found: candidates.",
-        "Contam.: contamination, ID data among the candidates.",
-        *(["–: at π = 1 there is no wild ID data."] if points["err_in"].isna().any() else []),
-        *(["ζ: measured by salcli theory."] if points["zeta"].isna().any() else []),
-    ]
-    header = ["wild OOD", "π", "wild", "found", *SWEPT.values(), "ζ", "contam."]
-    return Grid("SAL by the share π of OOD in the wild data, in %", header, sections, notes, n_left=1)
+    if not sections:
+        return None
+    pi = f", π {results.shares[0]}" if has_several_pi else ""
+    title = f"OOD detection, {'measured and ' if has_measured else ''}estimated without labels, in %{pi}"
+    return Grid(title, ["wild data", "method", *columns], sections, _estimate_notes(results, shown))
 
 
-def mean_text(mean: float, std: float = math.nan, unknown: str = UNKNOWN) -> str:
-    """A single seed has no std."""
-    return unknown if math.isnan(mean) else f"{mean:.1f}" if math.isnan(std) else f"{mean:.1f} ± {std:.1f}"
+def _estimate_text(estimates: Mapping[str, float], name: str) -> str:
+    value, low, high = (estimates[f"estimated_{name}_{end}"] for end in ESTIMATE)
+    return f"{value:.0f} ({low:.0f}–{high:.0f})"
+
+
+def _estimate_notes(results: Results, sets: Iterable[str]) -> list[str]:
+    n_seeds, notes, tell = results.n_seeds, [], []
+    for ood in sets:
+        seeds = results.estimates_of(ood)
+        tell += [n] if 2 * (n := sum(bool(one["methods"]) for one in seeds)) > len(seeds) else []
+        if shares := [one["pi"] for one in seeds if one["pi"]]:
+            share = _estimate_text(_over_seeds("pi", shares), "pi")
+            notes.append(f"{ood}: π̂ = {share}%, the estimated share of OOD data in them.")
+        reasons = _alike(one["reason"] for one in seeds)
+        for reason, count in reasons:
+            which = f", {count} of {n_seeds} seeds" if len(reasons) > 1 else ""
+            notes.append(f"{ood}{which}: {reason}.")
+    over = f"the {_range(tell)} of {n_seeds} seeds that can tell" if {*tell} - {n_seeds} else f"{n_seeds} seeds"
+    seeds_text = f"; value and interval: mean over {over}" if n_seeds > 1 else ""
+    what = "est.: estimated from held-out wild data and π̂, not measured; (90%): interval"
+    return [f"{what}{seeds_text}. docs/without-labels.md", *notes]

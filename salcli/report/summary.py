@@ -56,7 +56,7 @@ def summary(results: Results, detectors: Mapping[tuple[int, str], str]) -> dict[
     own = method_means(runs[is_own].assign(method="")).mean()
     found: dict[str, Any] = {"detector": ", ".join(dict.fromkeys(detectors.values())), **(own[list(SHOWN)] / 100)}
     estimates = [one["methods"].get(detectors[place.seed, place.ood]) for place, one in results.estimates.items()]
-    if results.unknown_sets != results.ood_sets:
+    if results.is_measured:
         fpr95 = method_means(runs)["fpr95"]
         found |= {"best": fpr95.idxmin(), "best_fpr95": fpr95.min() / 100}
     elif estimates and all(estimates):

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -320,30 +320,18 @@ def about_of(file: h5py.File) -> dict[str, Any]:
     return _hdf5_header(file).about
 
 
-@dataclass(frozen=True)
-class StoredArray:
-    """The position of an array in an HDF5 file. One that is not contiguous is in memory already."""
+def mapped(path: Path, stored: h5py.Dataset) -> Callable[[], np.ndarray]:
+    """A function that maps an array of a file, read-only, also after the file was closed.
 
-    path: Path
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    offset: int
-    whole: np.ndarray | None = None
-
-    @classmethod
-    def of(cls, path: Path, stored: h5py.Dataset) -> StoredArray:
-        offset = stored.id.get_offset()  # None for an empty or a chunked array
-        whole = None
-        if offset is None or not stored.dtype.isnative or stored.size == 0:
-            whole = stored[()]
-            whole.setflags(write=False)
-        return cls(path, stored.dtype, stored.shape, offset or 0, whole)
-
-    def open(self) -> np.ndarray:
-        """A read-only memory map, valid also after the HDF5 file was closed. What is not read takes no memory."""
-        if self.whole is not None:
-            return self.whole
-        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
+    What is not read takes no memory. An array that is not contiguous is in memory already.
+    """
+    offset = stored.id.get_offset()  # None for an empty or a chunked array
+    if offset is None or not stored.dtype.isnative or stored.size == 0:
+        whole: np.ndarray = stored[()]
+        whole.setflags(write=False)
+        return lambda: whole
+    dtype, shape = stored.dtype, stored.shape
+    return lambda: np.memmap(path, dtype, "r", offset, shape)
 
 
 # -- safetensors

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -33,10 +33,10 @@ from salcli.store.files import (
     DAMAGED,
     Found,
     Header,
-    StoredArray,
     about_of,
     atomic_path,
     creating,
+    mapped,
     read_arrays,
     read_header,
     read_tensors,
@@ -53,33 +53,15 @@ N = TypeVar("N", bound=Classifier)
 SAMPLES = "samples"
 IMAGES, VECTORS = "images", "vectors"
 MARKS = ("labels", "is_test", "is_calibration")  # n each
-TEXTS = ("class_names", "files", "ids", "origin_files")
+TEXTS = ("class_names", "files", "row_ids", "origin_files")
 ROWS_AT_ONCE = 1024
 TOO_SMALL_TO_ASK = 10_000_000  # bytes: if the disk is full, writing these fails soon enough
 
 
-@dataclass(frozen=True)
-class Description:
-    """What goes with the array of a prepared set, and how it was made."""
-
-    name: str
-    labels: NDArray[np.int64] | None = None  # n
-    class_names: tuple[str, ...] = ()
-    is_test: NDArray[np.bool_] | None = None  # n
-    about: Mapping[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()  # n, of images
-    ids: tuple[str, ...] = ()  # n, of rows that have one
-    origin: NDArray[np.int64] | None = None  # n, 2: which of `origin_files`, and the row in it
-    origin_files: tuple[str, ...] = ()
-    shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns that people want to see, n cells each
-    digests: Digests | None = None  # n, of the pixels or values that were read; None: of the array
-    is_calibration: NDArray[np.bool_] | None = None  # n
-
-
-def write_samples(path: Path, array: NDArray[Any], rest: Description) -> None:
+def write_samples(path: Path, samples: Samples, about: Mapping[str, Any]) -> None:
     """A prepared set. Its array may be a map of another file: it is copied piece by piece."""
-    if rest.digests is None:
-        rest = replace(rest, digests=sample_digests(array))
+    array = samples.array
+    rest = samples, sample_digests(array), about
     write_streamed_samples(path, array.shape, array.dtype, _pieces(array), lambda: rest)
 
 
@@ -88,10 +70,11 @@ def write_streamed_samples(
     shape: tuple[int, ...],  # n, …
     dtype: np.dtype[Any],
     pieces: Iterable[NDArray[Any]],
-    describe: Callable[[], Description],
+    describe: Callable[[], tuple[Samples, Digests, Mapping[str, Any]]],
 ) -> None:
     """Store up to n samples as they come, then what `describe` says of them when all are there.
 
+    That is all but the array of Samples, the digests of the pixels or values that were read, and how the set was made.
     The size of a mapped array is fixed when its first row is written: if fewer than n came, they are written again.
     """
     _check_space(path, shape, dtype)
@@ -99,14 +82,14 @@ def write_streamed_samples(
         with sealed_file(partial, SAMPLES, {}) as file:
             stored, n_written = _write_rows(file, shape, dtype, pieces)
             rest = describe()
-            _write_description(file, rest)
-            written = StoredArray.of(partial, stored)
+            _write_description(file, *rest)
+            rows = mapped(partial, stored)
         if n_written < shape[0]:
-            array = written.open()[:n_written]
+            array = rows()[:n_written]
             partial.unlink()  # the map keeps its content
             with sealed_file(partial, SAMPLES, {}) as file:
                 _write_rows(file, array.shape, dtype, _pieces(array))
-                _write_description(file, rest)
+                _write_description(file, *rest)
 
 
 def _write_rows(
@@ -128,10 +111,10 @@ def _pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 def read_samples(found: Found) -> Samples:
     """A prepared set, with its array as a read-only map of the file."""
     with reading(found, SAMPLES) as file:
-        marks = {name: np.asarray(file[name]) for name in MARKS if name in file}
+        marks: dict[str, Any] = {name: np.asarray(file[name]) for name in MARKS if name in file}
         stored = file[VECTORS if VECTORS in file else IMAGES]
         names = tuple(os.fsdecode(name) for name in file.get("class_names", ()))
-        samples = Samples(StoredArray.of(found.path, stored).open(), class_names=names, **marks)
+        samples = Samples(mapped(found.path, stored)(), class_names=names, **marks)
         n_axes, dtype = (2, np.float32) if VECTORS in file else (4, np.uint8)
         if samples.array.ndim != n_axes or samples.array.dtype != dtype or 0 in samples.array.shape[1:]:
             raise ValueError(f"its samples are {shown(samples.array)}")
@@ -172,7 +155,7 @@ def names_of(found: Found, index: NDArray[np.int64]) -> list[Origin]:
     """The origin of some samples of a prepared set, whatever was held out, left out or joined since."""
     with reading(found, SAMPLES) as file:
         files, ids, tables = (
-            [os.fsdecode(one) for one in file.get(name, ())] for name in ("files", "ids", "origin_files")
+            [os.fsdecode(one) for one in file.get(name, ())] for name in ("files", "row_ids", "origin_files")
         )
         if "origin" not in file:
             return [Origin(files[i]) for i in index]
@@ -186,7 +169,7 @@ def names_of(found: Found, index: NDArray[np.int64]) -> list[Origin]:
 def read_file_names(found: Found) -> tuple[str, ...]:
     """The file of each image, relative to the path of its set, or the id of each row; empty where there are none."""
     with reading(found, SAMPLES) as file:
-        return tuple(os.fsdecode(name) for name in file.get("files", file.get("ids", ())))
+        return tuple(os.fsdecode(name) for name in file.get("files", file.get("row_ids", ())))
 
 
 def read_digests(found: Found) -> Digests:
@@ -201,20 +184,19 @@ def read_shown(found: Found) -> dict[str, tuple[str, ...]]:
         return {name: _read_texts(file, f"shown/{i}") for i, name in enumerate(about_of(file).get("shown", ()))}
 
 
-def _write_description(file: h5py.File, rest: Description) -> None:
+def _write_description(file: h5py.File, samples: Samples, digests: Digests, about: Mapping[str, Any]) -> None:
     for name in (*MARKS, "origin"):
-        array = getattr(rest, name)
+        array = getattr(samples, name)
         if array is not None:
             file.create_dataset(name, data=array)
-    for names in TEXTS:  # no attributes: those may not be longer than 64 kB
-        if getattr(rest, names):
-            file.create_dataset(names, data=np.array([os.fsencode(name) for name in getattr(rest, names)]))
-    if rest.digests is not None:
-        file.create_dataset("digest", data=rest.digests.view(np.uint8).reshape(-1, DIGEST_BYTES))
-    for i, cells in enumerate(rest.shown.values()):  # a column's name may be no name for HDF5
+    for name in TEXTS:  # no attributes: those may not be longer than 64 kB
+        if texts := getattr(samples, name):
+            file.create_dataset(name, data=np.array([os.fsencode(text) for text in texts]))
+    file.create_dataset("digest", data=digests.view(np.uint8).reshape(-1, DIGEST_BYTES))
+    for i, cells in enumerate(samples.shown.values()):  # a column's name may be no name for HDF5
         _write_texts(file, f"shown/{i}", cells)
-    shown = {"shown": [*rest.shown]} if rest.shown else {}
-    file.attrs["about"] = json.dumps({**rest.about, **shown, "name": rest.name}, sort_keys=True)
+    shown = {"shown": [*samples.shown]} if samples.shown else {}
+    file.attrs["about"] = json.dumps({**about, **shown}, sort_keys=True)
 
 
 def _write_texts(file: h5py.File, name: str, texts: tuple[str, ...]) -> None:
@@ -240,7 +222,9 @@ def _check_space(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> No
 
 # -- splits and the wild set
 
-ID_SPLIT, WILD_SET, WILD_HOLDOUT, WILD_TRUTH = "id-split", "wild-set", "wild-holdout", "wild-truth"
+ID_SPLIT, WILD_TRUTH = "id-split", "wild-truth"
+# Kinds of lists of samples. The first two count through the ID data, then through the OOD data.
+WILD_SET, WILD_HOLDOUT, OOD_TEST = "wild-set", "wild-holdout", "ood-test"
 
 
 def write_id_split(path: Path, split: IdSplit, about: Mapping[str, Any]) -> None:
@@ -265,29 +249,12 @@ def _read_rows(found: Found, kind: str, *names: str) -> list[Index]:
     return [arrays[name] for name in names]
 
 
-@dataclass(frozen=True)
-class WildSet:
-    """`source` counts through the ID data, then through the OOD data; `ood_test` is the rest of the OOD data."""
-
-    source: Index
-    ood_test: Index
+def write_index(path: Path, kind: str, index: Index, about: Mapping[str, Any]) -> None:
+    write_arrays(path, kind, {"index": index}, about)
 
 
-def write_wild_set(path: Path, wild: WildSet, about: Mapping[str, Any]) -> None:
-    write_arrays(path, WILD_SET, asdict(wild), about)
-
-
-def read_wild_set(found: Found) -> WildSet:
-    return WildSet(*_read_rows(found, WILD_SET, "source", "ood_test"))
-
-
-def write_wild_holdout(path: Path, source: Index, about: Mapping[str, Any]) -> None:
-    """Wild samples that neither the filter nor any training sees: a file apart, so that none reads them by accident."""
-    write_arrays(path, WILD_HOLDOUT, {"source": source}, about)
-
-
-def read_wild_holdout(found: Found) -> Index:
-    return _read_rows(found, WILD_HOLDOUT, "source")[0]
+def read_index(found: Found, kind: str) -> Index:
+    return _read_rows(found, kind, "index")[0]
 
 
 def write_wild_truth(path: Path, is_ood: NDArray[np.bool_] | None, about: Mapping[str, Any]) -> None:
@@ -344,9 +311,11 @@ class RepresentationFile:
 
     found: Found
     about: dict[str, Any]
-    columns: tuple[StoredArray, StoredArray]  # features and logits
+    columns: tuple[Callable[[], NDArray[Any]], Callable[[], NDArray[Any]]]  # maps of features and logits
     label: Tensor
     predicted: Tensor
+    n_features: int
+    n_classes: int
     rows: Tensor | None = None  # the rows of the file that belong to this source, in rising order; None: all
 
     @classmethod
@@ -358,17 +327,9 @@ class RepresentationFile:
                 _check_within(file[name][:], n_classes, f"{name} numbers")
             if not len(file["label"]) == len(file["predicted"]) == len(file["feature"]) == n:
                 raise ValueError("its columns have different lengths")
-            columns = StoredArray.of(found.path, file["feature"]), StoredArray.of(found.path, file["logits"])
+            columns = mapped(found.path, file["feature"]), mapped(found.path, file["logits"])
             label, predicted = (torch.from_numpy(file[name][:]) for name in ("label", "predicted"))
-            return cls(found, about_of(file), columns, label, predicted)
-
-    @property
-    def n_features(self) -> int:
-        return self.columns[0].shape[1]
-
-    @property
-    def n_classes(self) -> int:
-        return self.columns[1].shape[1]
+            return cls(found, about_of(file), columns, label, predicted, file["feature"].shape[1], n_classes)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -396,7 +357,7 @@ class RepresentationFile:
     def _read(self, rows: slice | NDArray[np.int64], label: Tensor) -> Representation:
         """Some rows of the file."""
         # new maps each time: with one for all reads, every row ever read would count as memory of this process
-        feature, logits = (torch.from_numpy(np.array(column.open()[rows])) for column in self.columns)
+        feature, logits = (torch.from_numpy(np.array(column()[rows])) for column in self.columns)
         for name, numbers in (("feature", feature), ("logits", logits)):
             if wrong := not_usable(numbers):
                 raise self.found.damaged(f"the {name} of {wrong}")

@@ -18,7 +18,7 @@ from salcli.store.files import Found, fingerprint, locked, read_header
 
 SCRATCH = "scratch"
 RUNS, SPLITS = "runs", "data/splits"
-SAL = "sal"  # the variant without overrides
+SAL, SAL_PLUS = "sal", "sal-plus"  # the variant without overrides
 DETECTOR = "detector.safetensors"
 TEST_SCORES = "test-scores"  # the kind of scores.h5
 UNKNOWN = "unknown"  # π of wild data that come as they are
@@ -120,7 +120,7 @@ class Experiment:
 
     @property
     def wild(self) -> Artifact:
-        """The wild set and the OOD test set, as indices."""
+        """The wild set, as indices."""
         return self._of_wild("wild.h5", "prepare wild", self.split, folder=SPLITS)
 
     @property
@@ -134,6 +134,11 @@ class Experiment:
         return self._of_wild("wild-holdout.h5", "prepare wild", self.split, self.wild, folder=SPLITS)
 
     @property
+    def ood_test(self) -> Artifact:
+        """What is left of the OOD set for the test, as indices."""
+        return self._of_wild("ood-test.h5", "prepare wild", self.split, self.wild, folder=SPLITS)
+
+    @property
     def wild_representation(self) -> Artifact:
         return self._of_wild("representation/wild.h5", "extract-grads wild", self.classifier, self.wild)
 
@@ -144,7 +149,7 @@ class Experiment:
 
     def test_representation(self, unseen: str = "") -> Artifact:
         """Of OOD test data: the rest of the set that is in the wild data, or an unseen set, which is only tested on."""
-        path, what = (f"unseen/{unseen}", f"unseen --unseen {unseen}") if unseen else ("test", "wild")
+        path, what = (f"unseen/{unseen}", f"unseen --unseen {unseen}") if unseen else ("ood-test", "wild")
         return self._of_wild(f"representation/{path}.h5", f"extract-grads {what}", self.classifier, self.wild)
 
     def network(self, method: str) -> Artifact:

@@ -1,10 +1,9 @@
-"""Commands that show results and files: table, report, review, theory, sweep-pi, toy, methods, presets."""
+"""Commands that show results and files: table, report, review, theory, toy, methods, presets."""
 
 import csv
 import io
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -87,17 +86,10 @@ def test_a_list_for_review_is_overwritten_only_with_force_and_train_ood_takes_it
     assert "mine.csv does not exist" in refused("train-ood", *ONE, "--review", "lost/mine.csv", root=here)
 
 
-def test_theory_and_a_sweep_over_pi_write_their_numbers_and_figures(here: Path) -> None:
-    message = refused("sweep-pi", *ONE, root=here)
-    assert message.startswith("error: only π 0.1 has been built; set data.pi to several shares, such as [0.05, 0.1, ")
+def test_theory_writes_its_numbers_and_figures(here: Path) -> None:
     result = salcli("theory", *ONE)
     assert max(len(line) for line in result.stdout.splitlines() if not line.startswith("wrote")) <= 100
     assert all((here / EXPERIMENT.theory(kind).path).stat().st_size > 100 for kind in ("json", "png", "svg"))
-    shutil.copytree(here / f"runs/{SEED}/{OOD}/pi-0.1", here / f"runs/{SEED}/{OOD}/pi-0.5")
-    result = salcli("sweep-pi", *ONE, "--out", "drawn")
-    assert "wrote drawn/pi.csv, drawn/pi.png, drawn/pi.svg; " in result.stdout
-    with (here / "drawn/pi.csv").open() as file:
-        assert [float(row["pi"]) for row in csv.DictReader(file)] == [0.1, 0.5]
 
 
 def test_the_toy_example_prints_its_table_and_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 from salcli.data import decoding
 from salcli.data.decoding import BadPictureError, Block, Shape, decode, fit_picture, one_ahead, read_picture
 from salcli.data.folders import image_files
-from salcli.data.sets import Source
+from salcli.data.sets import Samples
 from salcli.errors import DataError
 
 
@@ -52,7 +52,7 @@ def test_a_set_to_be_cropped_only_keeps_its_pixels(height: int, width: int) -> N
 
 def test_arrays_go_through_the_same_code() -> None:
     pixels = np.stack([noise(20, 30, seed=i) for i in range(5)])
-    found = decoded(Source(array=pixels.transpose(0, 3, 1, 2)), size=8)
+    found = decoded(Samples(array=pixels.transpose(0, 3, 1, 2)), size=8)
     for image, expected in zip(found, pixels, strict=True):
         np.testing.assert_array_equal(image, fit_picture(Image.fromarray(expected), Shape(3, 8)))
 
@@ -65,7 +65,7 @@ def test_a_folder_may_mix_sizes_formats_and_modes_and_keeps_its_order(tmp_path: 
         image.save(path)
         with Image.open(path) as stored:
             expected.append(CenterCrop(8)(Resize(8)(stored.convert("RGB"))))
-    found = decoded(Source(image_files(tmp_path)), size=8)
+    found = decoded(Samples(files=image_files(tmp_path)), size=8)
     np.testing.assert_array_equal(found, np.stack(expected).transpose(0, 3, 1, 2))
 
 
@@ -121,7 +121,7 @@ def test_every_bad_picture_is_refused_with_its_reason(tmp_path: Path, monkeypatc
     path.touch()
     fix = "replace or remove it, or skip such files with data.on_bad_image: skip"
     with pytest.raises(DataError, match=f"^{path} cannot be decoded: it is empty; {fix}$"):
-        decoded(Source((path,)), size=8)
+        decoded(Samples(files=(path,)), size=8)
 
 
 # --- in blocks
@@ -138,7 +138,7 @@ def test_blocks_are_small_in_order_without_bad_images_and_no_thread_outlives_the
     task, n_threads = Watched(), threading.active_count()
 
     def blocks() -> Generator[Block]:
-        found = decode(Source(image_files(tmp_path)), Shape(3, 8), task, skip_bad=True)
+        found = decode(Samples(files=image_files(tmp_path)), Shape(3, 8), task, skip_bad=True)
         return one_ahead(found) if ahead else found
 
     found, good = list(blocks()), [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]

@@ -15,8 +15,8 @@ from helpers.web import Web, serving
 from salcli.data import catalogue
 from salcli.data.catalogue import DATA_SETS, DataSet, RemoteFile
 from salcli.data.fetching import download, fetch, status
-from salcli.data.sets import Source
-from salcli.errors import FetchError, UnknownNameError
+from salcli.data.sets import Samples
+from salcli.errors import SalError, UnknownNameError
 from salcli.progress import Silent
 
 CONTENT = bytes(i * 7919 % 251 for i in range(1_000_000))
@@ -97,7 +97,7 @@ def test_a_busy_server_is_asked_again_with_growing_pauses_and_then_its_mirror(we
 
 
 def failure(file: RemoteFile, folder: Path) -> str:
-    with pytest.raises(FetchError) as caught:
+    with pytest.raises(SalError) as caught:
         get(file, folder)
     assert AGAIN in str(caught.value)
     return str(caught.value)
@@ -164,7 +164,7 @@ def two_sets(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     """One set in an archive, one of gzipped files in a folder."""
     web.files = {f"{name}.gz": gzip.compress(name.encode() * 1000) for name in "xy"}
     web.files["a.tar.gz"] = tar_gz(A__one=b"1", A__two=b"2")
-    facts = ("ood", 2, "1×1", "MIT", "https://example.org", lambda root: Source())
+    facts = ("ood", 2, "1×1", "MIT", "https://example.org", lambda root: Samples())
     first = DataSet("first", "First", *facts, (remote(web, "a.tar.gz"),), provides=("A/one", "A/two"))
     pair = (remote(web, "x.gz"), remote(web, "y.gz"))
     second = DataSet("second", "Second", *facts, pair, folder="S/raw", provides=("S/raw/x", "S/raw/y"))
@@ -206,7 +206,7 @@ def test_one_set_that_cannot_be_had_does_not_stop_the_others(two_sets: Web, tmp_
     with pytest.raises(UnknownNameError, match="did you mean second"):
         list(fetch(["first", "secnd"], tmp_path))
     assert two_sets.asked == [], "wrong names are known before the first byte"
-    with pytest.raises(FetchError, match=r"first: a\.tar\.gz cannot be fetched") as caught:
+    with pytest.raises(SalError, match=r"first: a\.tar\.gz cannot be fetched") as caught:
         list(fetch(["first", "second"], tmp_path))
     assert status("second", tmp_path) == "here"
     assert f"put it at {tmp_path / 'a.tar.gz'}" in str(caught.value)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from salcli.data.folders import read_custom, read_from_custom
-from salcli.data.sets import Source
+from salcli.data.sets import Samples
 from salcli.data.vectors import Columns
 from salcli.errors import DataError
 from salcli.pipeline.prepare import check_classes
@@ -62,7 +62,6 @@ WITH_SPLIT = {
 @pytest.mark.parametrize("save", [*WITH_SPLIT.values(), save_npy], ids=[*WITH_SPLIT, "npy"])
 def test_every_format_gives_the_same_samples(tmp_path: Path, save: Callable[[Path], Path]) -> None:
     source = read_custom("mine", [save(tmp_path)], labeled=True)
-    assert source.array is not None
     assert source.is_vectors
     np.testing.assert_array_equal(source.array, X, strict=True)
     np.testing.assert_array_equal(source.labels, [2, 1, 0] * 3)
@@ -220,4 +219,4 @@ def test_other_files_with_the_suffix_of_arrays_are_named_as_such(tmp_path: Path,
 def test_missing_labels_are_asked_for_in_terms_of_the_format(name: str, fix: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"subject": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "v.parquet")
     with pytest.raises(DataError, match=re.escape(fix)):
-        check_classes("mine", Source(array=X), [tmp_path / name])
+        check_classes("mine", Samples(array=X), [tmp_path / name])

@@ -22,7 +22,7 @@ from salcli.engine.augmentation import (
     mirror_and_shift,
     resized_crops,
 )
-from salcli.errors import DataError
+from salcli.errors import SalError
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -64,7 +64,7 @@ def test_no_augmentation_draws_nothing_and_vectors_cannot_be_mirrored() -> None:
     state = generator.get_state()
     assert Augmentation("none", generator)(images) is images
     assert torch.equal(generator.get_state(), state)
-    with pytest.raises(DataError, match="flip-crop works on images, but these samples have the shape 512; use none"):
+    with pytest.raises(SalError, match="the shape 512; use none"):
         Augmentation("flip-crop", seeded())(torch.zeros(4, 512))
 
 

@@ -28,7 +28,7 @@ from salcli.engine.training import (
     train,
     warm_up_then_cosine,
 )
-from salcli.errors import TrainingError
+from salcli.errors import SalError
 from salcli.progress import Silent
 
 N = 90
@@ -81,14 +81,14 @@ def test_an_infinite_loss_is_an_error_that_names_the_epoch_and_the_learning_rate
     def breaks(network: nn.Module, batch: Batch) -> BatchResult:
         return BatchResult(network(torch.full((1, 16), torch.inf)).sum(), torch.tensor(0))
 
-    with pytest.raises(TrainingError, match=r"NaN or infinite in epoch 1; .*\(lr is 0.1\)"):
+    with pytest.raises(SalError, match=r"NaN or infinite in epoch 1; .*\(lr is 0.1\)"):
         train(replace(small_run(compute_with()), objective=breaks), Silent())
 
 
 def test_batches_are_equal_parts_for_all_processes() -> None:
     run = small_run(Compute(CPU, Numerics(), Processes(0, 3)), Config(batch_size=20))
     assert (run.batch_size, run.n_batches, run.total_samples) == (18, 5, 4 * 5 * 18)
-    with pytest.raises(TrainingError, match="a batch of 2 cannot be shared by 3 processes; start fewer"):
+    with pytest.raises(SalError, match=r"batch of 2 .* 3 processes"):
         _ = replace(run, params=Config(batch_size=2)).batch_size
 
 
@@ -216,5 +216,5 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_infinite_loss_of_a_full_fit_is_an_error() -> None:
     x = np.full((10, 2), np.nan, np.float32)
-    with pytest.raises(TrainingError, match="NaN or infinite"):
+    with pytest.raises(SalError, match="NaN or infinite"):
         fitted(Examples.of_classes(Rows((x,), np.arange(10)), torch.arange(10) % 2), 2, 0.1)

@@ -17,7 +17,7 @@ from scipy.io import savemat
 
 from salcli.data.catalogue import load_source
 from salcli.data.decoding import Shape, decode
-from salcli.data.sets import Source
+from salcli.data.sets import Samples
 from salcli.errors import DataError
 from salcli.progress import Silent
 
@@ -36,7 +36,7 @@ def lay_out(root: Path, names: Iterable[str], n_per_class: int = 24, seed: int =
             WRITERS[name](root, Recipe(n_per_class, np.random.default_rng((seed, i)), 1000 * [*WRITERS].index(name)))
 
 
-def decoded(source: Source, size: int = 32, channels: int = 3, *, skip_bad: bool = False) -> NDArray[Any]:
+def decoded(source: Samples, size: int = 32, channels: int = 3, *, skip_bad: bool = False) -> NDArray[Any]:
     """The whole set: n, C, H, W."""
     return np.concatenate(
         [block.images for block in decode(source, Shape(channels, size), Silent(), skip_bad=skip_bad)]

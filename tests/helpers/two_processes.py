@@ -1,4 +1,4 @@
-"""Run by test_distributed.py under torchrun: batch norm and the stages in two processes, and what each of them saw."""
+"""Run by test_distributed.py under torchrun: the stages in two processes, and what each of them saw."""
 
 import json
 import sys
@@ -6,12 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from helpers.compute import CPU
 from helpers.quick import EXPERIMENT
-from torch import nn
 
-from salcli.engine.device import Processes, joined, synchronised
+from salcli.engine.device import Processes, joined
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import evaluate, extract, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
@@ -29,23 +26,9 @@ SHORT = {"train_id.epochs": 2, "train_ood.epochs": 2, "rivals": list(TRAINED[1:]
 
 def main(root: Path) -> None:
     with joined() as together:
-        parts = together.collect({"batch norm": batch_norm(together), **stages(root, together)})
+        parts = together.collect(stages(root, together))
         if together.is_main:
             (root / "seen.json").write_text(json.dumps(parts))
-
-
-def batch_norm(together: Processes) -> dict[str, list[float]]:
-    """Gradients and statistics of a network with two kinds of batch norm, each process having a part of the batch."""
-    torch.manual_seed(0)
-    to_vectors = [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)]
-    network = nn.Sequential(*to_vectors, nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 1))
-    images, trained = torch.randn(10, 2, 6, 6), network
-    if together.size > 1:
-        trained = nn.parallel.DistributedDataParallel(synchronised(network, CPU))
-    trained(images[together.part(10)]).square().mean().backward()
-    running = [value.flatten() for name, value in network.named_buffers() if "running" in name]
-    gradients = [weight.grad.flatten() for weight in network.parameters()]
-    return {"running": torch.cat(running).tolist(), "gradients": torch.cat(gradients).tolist()}
 
 
 def stages(root: Path, together: Processes) -> dict[str, Any]:

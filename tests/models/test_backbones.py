@@ -82,17 +82,13 @@ def test_every_family_of_torchvision_gives_up_its_head(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "channels", "message"),
     [
-        (
-            "torchvision:squeezenet1_1",
-            3,
-            r"squeezenet1_1 does not end in a linear layer.*; use .* torchvision:resnet50$",
-        ),
-        ("torchvision:resnet18", 4, r"torchvision:resnet18 takes images with 1 or 3 channels, got 4"),
-        ("torchvision:resnet5", 3, r"^no torchvision classifier is called resnet5 \(did you mean resnet50\?\)"),
-        ("torchvision:alexnet", 3, r"^torchvision:alexnet cannot take images of 32×32 \(.+\); use another"),
-        ("small-cn", 3, r"^no backbone is called small-cn \(did you mean small-cnn\?\); known: linear, "),
-        ("wrn-41-2", 3, r"depth must be 6n \+ 4 with n of at least 1, got 41; use wrn-40-2$"),
-        ("wrn-40-0", 3, r"width must be at least 1, got 0; use wrn-40-1 or a wider one$"),
+        ("torchvision:squeezenet1_1", 3, "does not end in a linear layer"),
+        ("torchvision:resnet18", 4, "1 or 3 channels, got 4"),
+        ("torchvision:resnet5", 3, "did you mean resnet50"),
+        ("torchvision:alexnet", 3, "images of 32×32"),
+        ("small-cn", 3, "did you mean small-cnn"),
+        ("wrn-41-2", 3, "got 41; use wrn-40-2"),
+        ("wrn-40-0", 3, "got 0; use wrn-40-1"),
     ],
 )
 def test_a_backbone_that_is_of_no_use_is_refused(name: str, channels: int, message: str) -> None:

@@ -54,11 +54,11 @@ def test_features_and_logits_are_what_goes_into_and_comes_out_of_the_networks_ow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Twins", "several layers could be its head, the last linear layer; name it with --head"),
-        ("torch.nn:Flatten", "has no linear head: it has no nn.Linear at all"),
-        ("Colour", "cannot take images of 1 × 8 × 8 (channels, height, width): RuntimeError: "),
-        ("broken", "odd_ones:broken() fails: OSError: no such luck (odd_ones.py, line "),
-        ("timm:resnet_18", "timm has no model resnet_18 (did you mean resnet18"),
+        ("Twins", "name it with --head"),
+        ("torch.nn:Flatten", "has no linear head"),
+        ("Colour", "images of 1 × 8 × 8"),
+        ("broken", "OSError: no such luck (odd_ones.py, line "),
+        ("timm:resnet_18", "did you mean resnet18"),
     ],
 )
 def test_a_network_that_cannot_be_used_says_why(code: Path, name: str, reason: str) -> None:
@@ -77,13 +77,13 @@ def test_a_named_head_is_taken_and_keeps_the_weights_it_brings(code: Path) -> No
 
 
 def test_a_head_that_gets_no_vector_is_refused_by_the_first_batch(code: Path) -> None:
-    with pytest.raises(ModelError, match=r"the head of odd_ones:PerPixel, was given \(2, 1, 8, 8\) for 2 images"):
+    with pytest.raises(ModelError, match=r"PerPixel, was given \(2, 1, 8, 8\)"):
         Classifier(spec("odd_ones:PerPixel", "point"))(torch.zeros(2, *SHAPE))
 
 
 def test_a_head_for_other_classes_cannot_be_used_without_training(code: Path) -> None:
     check_custom_head(Classifier(spec("odd_ones:five", "3", n_classes=5)))
-    with pytest.raises(ModelError, match=r"3, the head of odd_ones:five, is for 5 classes, the data have 2, so it"):
+    with pytest.raises(ModelError, match="5 classes, the data have 2"):
         check_custom_head(Classifier(spec("odd_ones:five", "3", n_classes=2)))
 
 

@@ -17,7 +17,7 @@ from helpers.stages import params_of, written
 
 from salcli.conformal.evidence import share_of_outliers
 from salcli.conformal.resampling import estimated as estimated_from
-from salcli.data.splits import WildMixture, hold_out
+from salcli.data.splits import hold_out
 from salcli.errors import DataError
 from salcli.methods.base import Head, Known
 from salcli.pipeline import evaluate, extract, prepare, theory, train_ood
@@ -26,28 +26,24 @@ from salcli.pipeline.loading import classifier, id_representation
 from salcli.report.results import Results, results_view
 from salcli.sal.gradients import Representation
 from salcli.store.files import read_arrays
-from salcli.store.formats import read_wild_holdout, read_wild_set, read_wild_truth, write_wild_truth
+from salcli.store.formats import OOD_TEST, WILD_HOLDOUT, WILD_SET, read_index, read_wild_truth, write_wild_truth
 from salcli.store.layout import TEST_SCORES, Workspace
 
 HOLDOUT = {"data.wild_holdout": 0.4, "train_ood.epochs": 1, "evaluate.methods": ["sal", "knn", "sal-plus", "odin"]}
 
 
-def test_copies_are_held_out_together_and_nothing_is_lost() -> None:
-    mixture = WildMixture(np.arange(100, 200), np.arange(100) % 3 == 0)
+def test_copies_are_held_out_together() -> None:
     equal = np.arange(100) % 40  # 100 samples, 40 contents
-    kept, held = hold_out(mixture, 0.2, seed=0, equal=equal)
-    assert kept.is_ood is not None
-    assert sorted([*kept.source, *held]) == [*range(100, 200)]
-    assert not {*equal[kept.source - 100]} & {*equal[held - 100]}
-    assert abs(len(held) - 20) <= 3
-    assert (kept.is_ood == ((kept.source - 100) % 3 == 0)).all()
-    assert (held == hold_out(mixture, 0.2, seed=0, equal=equal)[1]).all()
-    assert hold_out(mixture, 0.2, seed=1, equal=equal)[1].tolist() != held.tolist()
+    is_held = hold_out(100, 0.2, seed=0, equal=equal)
+    assert not {*equal[~is_held]} & {*equal[is_held]}
+    assert abs(is_held.sum() - 20) <= 3
+    assert (is_held == hold_out(100, 0.2, seed=0, equal=equal)).all()
+    assert (is_held != hold_out(100, 0.2, seed=1, equal=equal)).any()
     for share in (0.001, 0.999):
         with pytest.raises(
             DataError, match=r"data\.wild_holdout 0\.\d+ of 100 wild samples \(40 different ones\) is (none|all)"
         ):
-            hold_out(mixture, share, 0, equal)
+            hold_out(100, share, 0, equal)
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +67,17 @@ def estimates(workspace: Workspace) -> dict[str, Any]:
 
 
 def test_the_held_out_part_is_what_the_wild_set_lacks(built: Path, estimated: Workspace) -> None:
-    before, after = (read_wild_set(one.find(EXPERIMENT.wild)) for one in (Workspace(built), estimated))
-    held = read_wild_holdout(estimated.find(EXPERIMENT.wild_holdout))
-    assert sorted([*after.source, *held]) == sorted(before.source)  # disjoint, and so disjoint from all other parts
-    assert len(held) == round(0.4 * len(before.source))
-    np.testing.assert_array_equal(after.ood_test, before.ood_test)
+    both = Workspace(built), estimated
+    before, after = (read_index(one.find(EXPERIMENT.wild), WILD_SET) for one in both)
+    tests = [read_index(one.find(EXPERIMENT.ood_test), OOD_TEST) for one in both]
+    held = read_index(estimated.find(EXPERIMENT.wild_holdout), WILD_HOLDOUT)
+    assert sorted([*after, *held]) == sorted(before)  # disjoint, and so disjoint from all other parts
+    assert len(held) == round(0.4 * len(before))
+    np.testing.assert_array_equal(*tests)
     truth = read_wild_truth(estimated.find(EXPERIMENT.truth))
     assert truth is not None
-    assert len(truth) == len(after.source)
-    assert len(read_wild_holdout(Workspace(built).find(EXPERIMENT.wild_holdout))) == 0
+    assert len(truth) == len(after)
+    assert len(read_index(Workspace(built).find(EXPERIMENT.wild_holdout), WILD_HOLDOUT)) == 0
 
 
 def test_filter_and_training_do_without_it(project: Workspace) -> None:
@@ -104,7 +102,7 @@ def test_the_truth_does_not_reach_the_estimates(project: Workspace) -> None:
 
 def test_every_method_scores_it_and_the_test_data_as_before(estimated: Workspace) -> None:
     scores = read_arrays(estimated.find(EXPERIMENT.evaluation("scores.h5")), TEST_SCORES)
-    held = read_wild_holdout(estimated.find(EXPERIMENT.wild_holdout))
+    held = read_index(estimated.find(EXPERIMENT.wild_holdout), WILD_HOLDOUT)
     for name in HOLDOUT["evaluate.methods"]:  # type: ignore[attr-defined]
         assert len(scores[f"{name}/wild"]) == len(held)
         assert np.isfinite(scores[f"{name}/wild"]).all()

@@ -20,7 +20,7 @@ from salcli.pipeline.loading import classifier, id_representation, ood_test_samp
 from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ood_metrics
 from salcli.store.files import read_arrays
-from salcli.store.formats import read_samples, read_wild_set
+from salcli.store.formats import WILD_SET, read_index, read_samples
 from salcli.store.layout import TEST_SCORES, Workspace, prepared_set, unseen_set
 
 POST_HOC = [*built_in(PostHoc), *built_in(InputScore)]
@@ -127,7 +127,7 @@ def test_a_set_in_the_wild_of_another_experiment_is_tested_on_what_is_kept_out_t
     prepare.prepare_set(workspace, params, OOD, artifact=unseen_set(OOD))
     tested = ood_test_samples(workspace, params, EXPERIMENT, OOD).index
     n_id = len(read_samples(workspace.find(prepared_set(params.data.id))))
-    wild = read_wild_set(workspace.find(EXPERIMENT.wild)).source
+    wild = read_index(workspace.find(EXPERIMENT.wild), WILD_SET)
     assert not set(tested) & set(wild[wild >= n_id] - n_id)
     assert len(tested) == 106
 

@@ -230,7 +230,9 @@ def test_raw_data_that_are_not_here_count_as_they_were(copy: Copy) -> None:
     given = {"data__id": "cifar10", "data__ood": ["svhn"]}
     assert copy.fingerprints(**given)["data.cifar10"] == ""
     lock = copy.package.parent / "dvc.lock"
-    lock.write_text("        data.cifar10: 89ab89ab89ab89ab\n        data.svhn: '0123012301230123'\n")
+    recorded = {"data.cifar10": "89ab89ab89ab89ab", "data.svhn": "0123012301230123"}
+    stage = {"cmd": "salcli prepare", "params": {".salcli/fingerprints.json": recorded}}
+    lock.write_text(json.dumps({"schema": "2.0", "stages": {"summary": {"cmd": ""}, "prepare-id-set": stage}}))
     found = copy.fingerprints(**given)
     lock.unlink()
     assert (found["data.cifar10"], found["data.svhn"]) == ("89ab89ab89ab89ab", "0123012301230123")

@@ -10,9 +10,9 @@ import pytest
 from helpers.cli import refused, salcli
 from helpers.detectors import EXPERIMENT
 
-from salcli.pipeline.review import read_review, reviewed
 from salcli.store.formats import read_candidates
 from salcli.store.layout import Workspace
+from salcli.store.review import read_review, reviewed
 
 ONE = ["--ood", EXPERIMENT.ood, "--seed", str(EXPERIMENT.seed)]
 

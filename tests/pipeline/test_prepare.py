@@ -26,14 +26,16 @@ from salcli.pipeline import embed, prepare
 from salcli.pipeline.loading import known_truth, ood_test_samples, wild_holdout_samples, wild_origins, wild_samples
 from salcli.store.files import read_header
 from salcli.store.formats import (
+    OOD_TEST,
+    WILD_SET,
     Origin,
     names_of,
     read_digests,
     read_file_names,
     read_id_split,
+    read_index,
     read_samples,
     read_shown,
-    read_wild_set,
 )
 from salcli.store.layout import Experiment, Workspace, prepared_set
 
@@ -89,17 +91,17 @@ def test_no_picture_is_in_two_parts_whatever_is_copied_where(tmp_path: Path) -> 
 
     id_images = read_samples(workspace.find(prepared_set("labeled"))).array
     wild_images = read_samples(workspace.find(prepared_set("unlabeled"))).array
-    split, wild = read_id_split(workspace.find(WILD.split)), read_wild_set(workspace.find(WILD.wild))
+    split, wild = read_id_split(workspace.find(WILD.split)), read_index(workspace.find(WILD.wild), WILD_SET)
     unseen = ood_test_samples(workspace, params, WILD, "known-odd")
     parts = {part: {id_images[i].tobytes() for i in index} for part, index in vars(split).items()}
     assert parts.pop("wild") == set()
-    parts["wild"] = {wild_images[i - len(id_images)].tobytes() for i in wild.source}
+    parts["wild"] = {wild_images[i - len(id_images)].tobytes() for i in wild}
     parts["OOD test"] = {image.numpy().tobytes() for image in unseen.read(slice(None))}
     assert {name: len(part) for name, part in parts.items()} == {
         "train": 24, "calibration": 8, "test": 8, "wild": 24, "OOD test": 8,
     }  # fmt: skip
     assert len(set.union(*parts.values())) == sum(len(part) for part in parts.values())
-    assert len(wild.ood_test) == 0
+    assert len(read_index(workspace.find(WILD.ood_test), OOD_TEST)) == 0
     assert known_truth(workspace, 24, WILD) is None
 
 

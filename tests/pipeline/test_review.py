@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from salcli.errors import ReviewError
-from salcli.pipeline.review import COLUMNS, Reviewed, ReviewRow, filter_mark, read_review, reviewed, write_review
+from salcli.project.review import COLUMNS, ReviewRow, write_review
 from salcli.store.files import Found
 from salcli.store.formats import Candidates
 from salcli.store.layout import Experiment
+from salcli.store.review import Reviewed, filter_mark, read_review, reviewed
 
 X = Experiment(1, "x", 0.1)
 SCORES = np.array([3.0, 9.0, 1.0, 7.0, 5.0, 8.0, 2.0, 4.0])
@@ -56,6 +57,18 @@ def test_names_come_back_as_text_that_no_spreadsheet_runs(name: str, tmp_path: P
     assert tuple(written) == COLUMNS
     assert written["file"][0] not in "=+-@\t\r"
     assert [decision.word for decision in read_review(path)] == ["drop"]
+
+
+def test_an_image_in_an_array_has_no_file_of_its_own() -> None:
+    rows = [
+        ("day/1.png", None, ""),
+        ("day/1.png", 7, "day/1.png"),
+        ("wild.npz", 7, ""),
+        ("v.npz", 7, "r7"),
+        ("", None, ""),
+    ]
+    found = [ReviewRow("x", 0, "filter-1", 3, *origin, 0.5, "cat", "keep").is_image_file for origin in rows]
+    assert found == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("change", [

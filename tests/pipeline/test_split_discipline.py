@@ -13,7 +13,15 @@ from salcli.params.schema import Params
 from salcli.pipeline import evaluate, extract, prepare, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
 from salcli.store.files import read_header
-from salcli.store.formats import read_id_split, read_samples, read_wild_set, read_wild_truth, write_wild_truth
+from salcli.store.formats import (
+    OOD_TEST,
+    WILD_SET,
+    read_id_split,
+    read_index,
+    read_samples,
+    read_wild_truth,
+    write_wild_truth,
+)
 from salcli.store.layout import Workspace, prepared_set
 
 RIVALS = ["woods"]
@@ -32,19 +40,22 @@ def test_id_train_calibration_wild_id_test_ood_test_are_disjoint(
         prepare.prepare_wild(workspace, data, experiment)
     id_set = read_samples(workspace.find(prepared_set(quick_params.data.id)))
     for experiment in quick_params.experiments():
-        split, wild = read_id_split(workspace.find(experiment.split)), read_wild_set(workspace.find(experiment.wild))
+        split, wild = (
+            read_id_split(workspace.find(experiment.split)),
+            read_index(workspace.find(experiment.wild), WILD_SET),
+        )
         ood_set = read_samples(workspace.find(prepared_set(experiment.ood)))
         everything = np.concatenate([id_set.array, ood_set.array])
         roles = {
             "ID train": split.train,
             "ID calibration": split.calibration,
-            "wild": wild.source,
+            "wild": wild,
             "ID test": split.test,
-            "OOD test": wild.ood_test + len(id_set),
+            "OOD test": read_index(workspace.find(experiment.ood_test), OOD_TEST) + len(id_set),
         }
         assert all(len(index) for index in roles.values())
-        assert set(wild.source[wild.source < len(id_set)]) <= set(split.wild)
-        assert (len(set(wild.source)) < len(wild.source)) == (mixing == "recycle")
+        assert set(wild[wild < len(id_set)]) <= set(split.wild)
+        assert (len(set(wild)) < len(wild)) == (mixing == "recycle")
         for one, other in combinations(roles, 2):
             contents = [{sample.tobytes() for sample in everything[roles[role]]} for role in (one, other)]
             assert not contents[0] & contents[1], (one, other)

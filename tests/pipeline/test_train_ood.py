@@ -16,8 +16,8 @@ from salcli.methods.base import WildTrained, built_in
 from salcli.models.network import Classifier, OodClassifier
 from salcli.pipeline import evaluate, train_ood
 from salcli.pipeline.loading import classifier, id_samples, ood_test_samples
-from salcli.pipeline.review import rows_for_review, write_review
 from salcli.pipeline.train_ood import TrainedNetwork
+from salcli.project.review import rows_for_review, write_review
 from salcli.store.files import read_arrays, read_header
 from salcli.store.formats import read_candidates, read_network, write_candidates
 from salcli.store.layout import TEST_SCORES, Workspace

@@ -11,7 +11,7 @@ from salcli.errors import ParamsError
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import extract, prepare, train_id
 from salcli.pipeline import filter as filter_stage
-from salcli.store.formats import read_digests, read_id_split, read_wild_set
+from salcli.store.formats import WILD_SET, read_digests, read_id_split, read_index
 from salcli.store.layout import Experiment, Workspace, prepared_set
 
 CLASSES, N_DIMENSIONS = np.array(["a", "b", "c"]), 12
@@ -78,9 +78,9 @@ def test_no_sample_is_in_two_parts(tmp_path: Path) -> None:
         "new: 6 samples are also in labeled",
         "wild: 5 samples are also in labeled",
     ]
-    split, wild = read_id_split(workspace.find(WILD.split)), read_wild_set(workspace.find(WILD.wild))
+    split, wild = read_id_split(workspace.find(WILD.split)), read_index(workspace.find(WILD.wild), WILD_SET)
     digests = np.concatenate([read_digests(workspace.find(prepared_set(name))) for name in ("labeled", "wild")])
-    parts = {**vars(split), "wild": wild.source}
+    parts = {**vars(split), "wild": wild}
     assert {part: len(index) for part, index in parts.items()} == {
         "train": 288, "calibration": 450, "wild": 600, "test": 72,
     }  # fmt: skip

@@ -23,6 +23,7 @@ from salcli.params.presets import default_params
 from salcli.params.schema import validated
 from salcli.pipeline.filter import Filtered, IdFit
 from salcli.progress import Silent
+from salcli.report.figures import pi_chart
 from salcli.report.intervals import has_scores, with_scores
 from salcli.report.results import (
     LOWER_IS_BETTER,
@@ -32,8 +33,6 @@ from salcli.report.results import (
     results_frame,
     results_grids,
     results_view,
-    sweep_grid,
-    sweep_points,
 )
 from salcli.report.stage_tables import filter_view, two_histograms
 from salcli.sal.metrics import FPR95_CONVENTION, FPR95_OOD_POSITIVE, fpr_at_tpr, ood_metrics
@@ -186,10 +185,10 @@ def test_intervals_hold_the_truth_in_95_of_100_cases(tmp_path: Path) -> None:
     assert ends == [0, 3, 97, 100], "nothing was missed, but 3 of 100 might be"
 
 
-def test_a_sentence_says_which_method_surely_beats_sal(tmp_path: Path) -> None:
+def test_a_sentence_says_which_method_is_significantly_better_than_sal(tmp_path: Path) -> None:
     equal = {"sal": 2.0} | {f"m{i}": 2.0 for i in range(40)}
     assert with_scores(Results.from_folder(write_scores(tmp_path / "a", equal)), Silent()).verdicts == {
-        "0.1": "No method surely beats SAL."
+        "0.1": "No method is significantly better than SAL."
     }
     folder = write_scores(tmp_path, {"sal": 2.0, "knn": 3.0, "msp": 2.0})
     write_scores(tmp_path, {"sal": 4.0, "knn": 2.0, "msp": 1.0}, "near")
@@ -197,7 +196,7 @@ def test_a_sentence_says_which_method_surely_beats_sal(tmp_path: Path) -> None:
     (grid,) = results_grids(with_scores(results, Silent()))
     assert grid.notes[0] == (
         "KNN beats SAL on far: try filter.score: auto; SAL beats every other method on near; "
-        "no method surely beats SAL on average."
+        "no method is significantly better than SAL on average."
     )
     write_json(folder / "0/far/pi-0.1/sal/filter.json", {"auto": {}, **dict.fromkeys(COUNTS, 5)})
     assert "KNN beats SAL on far;" in with_scores(results, Silent()).verdicts["0.1"], "auto was tried"
@@ -280,30 +279,21 @@ def test_unseen_sets_are_named_with_the_wild_set_and_count_once(tmp_path: Path, 
     assert {*rows["n_seeds"][rows["ood"] == "far"]} == {len(SEEDS)}
 
 
-def test_points_of_the_sweep_come_from_what_dvc_has_built(tmp_path: Path, values: Values) -> None:
-    """At π = 1 there is no wild ID data, so the table has a gap."""
+def test_several_shares_are_drawn_and_at_one_there_is_no_wild_id_data(tmp_path: Path, values: Values) -> None:
     write_runs(tmp_path, values, pi="1")
     for path in tmp_path.glob("runs/*/*/pi-1/sal/filter.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "err_in": None}))
-    folder = write_runs(tmp_path, values, pi="0.1")
-    write_json(folder / "3/far/pi-0.1/sal/theory.json", {"zeta": 1.5})
-    points = sweep_points(folder)
-    assert [*zip(points["ood"], points["pi"], points["seed"], strict=True)] == [
-        (ood, pi, seed) for ood in SETS for pi in (0.1, 1) for seed in SEEDS
-    ]
-    one = points.iloc[1]
-    assert (one["n_wild"], one["n_candidates"], one["err_in"], one["err_out"], one["zeta"]) == (
-        1642,
-        71,
-        0.05,
-        0.4,
-        1.5,
-    )
-    assert (one["fpr95"], one["auroc"]) == (values[0, 1, 0, 0], values[0, 1, 0, 1])
-    text = shown(sweep_grid(points).rich())
-    (low, high) = [line.split() for line in text.splitlines() if " 1,642 " in line][:2]
-    assert low[:7] == ["far", "0.1", "1,642", "70–72", "5.0", "±", "0.0"]
-    assert high[:4] == ["1", "1,642", "70–72", "–"]
+    folder, params = write_runs(tmp_path, values, pi="0.1"), validated(default_params(), "params.yaml")
+    results = Results.from_folder(folder)
+    runs = results.runs.set_index(["ood", "pi", "seed", "method"])
+    assert list(runs.loc[("far", "0.1", 3, "sal"), ["err_in", "err_out"]]) == pytest.approx([5, 40])
+    assert np.isnan(runs.loc[("far", "1", 3, "sal"), "err_in"])
+    chart = pi_chart(results, params, "sal")
+    assert chart
+    drawn = chart.figure.axes[0].lines[0].get_xydata()
+    fpr95 = 100 * values[0, :, 0, 0].mean()
+    assert np.asarray(drawn) == pytest.approx(np.array([[0.1, fpr95], [1, fpr95]]))
+    assert pi_chart(results.by_pi()[0], params, "sal") is None
 
 
 ANY_SCORES = arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e6, 1e6) | st.floats(0, 1e-12) | st.just(0.0))

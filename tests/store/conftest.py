@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.networks import spec
 
+from salcli.data.sets import Samples
 from salcli.data.splits import IdSplit
 from salcli.models.network import Classifier, OodClassifier
 from salcli.sal.gradients import Representation
@@ -31,16 +32,18 @@ def written(tmp_path_factory: pytest.TempPathFactory, representation: Representa
     folder, part, rng = tmp_path_factory.mktemp("formats"), np.arange(3), np.random.default_rng(0)
     images = rng.integers(0, 256, (9, 1, 4, 4), dtype=np.uint8)
     names = tuple(f"{i}.png" for i in range(9))
-    about = formats.Description("some", np.arange(9) % 3, ("a", "b", "c"), np.arange(9) > 5, {"fit": "crop"}, names)
-    formats.write_samples(folder / "samples", images, about)
+    samples = Samples(images, np.arange(9) % 3, ("a", "b", "c"), np.arange(9) > 5, files=tuple(map(Path, names)))
+    formats.write_samples(folder / "samples", samples, {"fit": "crop"})
     formats.write_id_split(folder / "split", IdSplit(part, part + 3, part + 6, part + 9), {})
-    formats.write_wild_set(folder / "wild", formats.WildSet(part, part + 3), {})
+    formats.write_index(folder / "wild", formats.WILD_SET, part, {})
     formats.write_wild_truth(folder / "truth", part > 1, {})
     with formats.writing_representation(folder / "representation", 50, 4, 6, {"n": 50}) as append:
         for start in range(0, 50, 20):
             append(representation.take(torch.arange(start, min(start + 20, 50))))
     scores = rng.normal(size=7)
-    chosen = formats.Candidates(np.array([1, 4]), scores, np.arange(7) % 3, scores[:5], 0.25, "sal")
+    chosen = formats.Candidates(
+        np.array([1, 4]), scores, np.arange(7) % 3, scores[:5], np.full(7, np.nan), np.zeros(7, np.int64), 0.25, "sal"
+    )
     formats.write_candidates(folder / "candidates", chosen, {"seed": 3})
     torch.manual_seed(0)
     formats.write_network(folder / "classifier", Classifier(spec("small-cnn", 3, 1)), {"seed": 3})
@@ -54,7 +57,7 @@ def readers() -> dict[str, Callable[[Found], Any]]:
     return {
         "samples": formats.read_samples,
         "split": formats.read_id_split,
-        "wild": formats.read_wild_set,
+        "wild": lambda found: formats.read_index(found, formats.WILD_SET),
         "truth": formats.read_wild_truth,
         "representation": lambda found: list(formats.RepresentationFile.open(found).chunks()),
         "candidates": formats.read_candidates,

@@ -26,7 +26,7 @@ from salcli.models.network import Classifier
 from salcli.sal.gradients import Representation
 from salcli.store import formats
 from salcli.store.files import Found, Header, write_tensors
-from salcli.store.formats import Description, RepresentationFile, ResumePoint
+from salcli.store.formats import RepresentationFile, ResumePoint
 
 Readers = dict[str, Callable[[Found], Any]]
 MADE_BY = "salcli make-it --seed 3"
@@ -98,8 +98,7 @@ def test_the_source_loads_nothing_that_could_run_code() -> None:
     ids=["empty", "vectors", "many long class names"],
 )  # fmt: skip
 def test_samples_of_any_size_are_stored(tmp_path: Path, samples: Samples) -> None:
-    rest = Description("some", samples.labels, samples.class_names)
-    formats.write_samples(tmp_path / "set.h5", samples.array, rest)
+    formats.write_samples(tmp_path / "set.h5", samples, {})
     found = formats.read_samples(Found(tmp_path / "set.h5"))
     np.testing.assert_array_equal(found.array, samples.array, strict=True)
     assert isinstance(found.array, np.memmap) or not len(samples)
@@ -119,9 +118,10 @@ def test_a_stream_with_fewer_rows_gives_the_same_bytes_as_those_rows_at_once(
     array = np.arange(total * 4, dtype=np.uint8).reshape(total, 1, 2, 2)
     ends = np.cumsum([0, *sizes])
     pieces = (array[start:end] for start, end in pairwise(ends))
-    rest = Description("some", np.arange(total), about={"fit": "crop"}, digests=sample_digests(array))
+    samples = Samples(array, np.arange(total))
+    rest = samples, sample_digests(array), {"fit": "crop"}
     formats.write_streamed_samples(folder / "streamed", (total + n_missing, 1, 2, 2), array.dtype, pieces, lambda: rest)
-    formats.write_samples(folder / "at once", array, rest)
+    formats.write_samples(folder / "at once", samples, {"fit": "crop"})
     content = files(folder)
     assert content["streamed"] == content["at once"]
     assert len(content) == 2

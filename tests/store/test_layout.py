@@ -27,6 +27,7 @@ ARTIFACTS: dict[str, Artifact] = {
     "truth": EXPERIMENT.truth,
     "wild representation": EXPERIMENT.wild_representation,
     "held-out wild data": EXPERIMENT.wild_holdout,
+    "OOD test set": EXPERIMENT.ood_test,
     "their representation": EXPERIMENT.wild_holdout_representation,
     "test representation": EXPERIMENT.test_representation(),
     "unseen representation": EXPERIMENT.test_representation("textures"),
