@@ -99,6 +99,7 @@ class Monitoring:
     threshold: float
     id_quantile: float
     n_reference: int
+    is_exact: bool  # whether the chance of a false alarm is at most α: see Detector.is_exact
     batches: list[Batch]
     alarm: Alarm | None
     wealth: Values = field(repr=False)  # log10 of the martingale after each sample of the stream
@@ -221,6 +222,7 @@ def _monitored(
         threshold=loaded.threshold,
         id_quantile=loaded.id_quantile,
         n_reference=len(reference),
+        is_exact=loaded.is_exact or baseline > 0,  # no method has learned from the baseline
         batches=batches,
         alarm=alarm,
         wealth=wealth,
@@ -246,17 +248,17 @@ def verdicts_of(found: Sequence[dict[str, float]]) -> list[str]:
     Drift moves the ID-like half of the scores as well, and outliers leave it where it was. A find counts only where
     there is not even a hint of drift.
     """
-    hints = [(own["p_value"] <= HINT, own["drift"] <= SOME_DRIFT) for own in found]
+    may_have_moved = [own["drift"] <= SOME_DRIFT for own in found]
     for key in ("p_value", "drift", "id_like"):
         for own, adjusted in zip(found, holm(np.array([own[key] for own in found])), strict=True):
             own[key] = float(adjusted)
     words = []
-    for own, (is_high, may_have_moved) in zip(found, hints, strict=True):
+    for own, has_hint in zip(found, may_have_moved, strict=True):
         if own["drift"] <= DRIFT:
             words.append(MOVED)
-        elif own["p_value"] <= FOUND and not may_have_moved:
+        elif own["p_value"] <= FOUND and not has_hint:
             words.append(FOUND_SOME)
-        elif is_high:
+        elif own["p_value"] <= HINT:
             words.append(CANNOT_TELL)
         else:
             words.append(HIGHER if own["id_like"] <= DRIFT else NOTHING)
