@@ -94,6 +94,7 @@ def test_every_stage_depends_on_its_own_code(name: str) -> None:
         "train-id": ["weights", "network"],
         "train-encoder": [f"methods.{ENCODER}", "network"],
         "filter": ["separator.sal"],
+        "filter-only": ["separator.sal-plus"],
         "train-ood": ["methods.sal", "review"],
         "train-rival": [f"methods.{RIVAL}"],
         "evaluate": ["evaluated"],
@@ -107,7 +108,10 @@ def test_every_stage_depends_on_its_own_code(name: str) -> None:
 
 
 def test_the_truth_is_an_input_of_the_filters_diagnosis_alone() -> None:
-    assert {name for name in PIPELINE if any("truth" in path for path in paths(name, "deps"))} == {"filter"}
+    assert {name for name in PIPELINE if any("truth" in path for path in paths(name, "deps"))} == {
+        "filter",
+        "filter-only",
+    }
 
 
 @EVERY_STAGE
@@ -232,7 +236,7 @@ def used_by(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Used]:
     np.savez(project.root / "mine.npz", images=images)
     quick = {**QUICK, "data.custom": {UNSEEN: str(project.root / "mine.npz")}}
     params, _ = load_params(REPOSITORY / "params.yaml", quick)
-    also = {"filter": {"filter.score": ["odin"]}, "detector": {"detector.method": ["separator", "auto"]}}
+    also = {"filter": {"filter.score": ["odin"]}, "detector": {"detector.method": ["committee", "auto"]}}
     for name, run in STAGES.items():
         others = [{key: value} for key, values in also.get(name, {}).items() for value in values]
         every = [load_params(REPOSITORY / "params.yaml", {**quick, **other})[0] for other in others]

@@ -63,7 +63,7 @@ def test_two_folders_make_a_project(photos: Path, tmp_path: Path) -> None:
     assert (data.image_size, data.channels, data.on_bad_image) == (8, 1, "skip")
     assert data.id_shares.model_dump() == {"train": 0.6, "calibration": 0.2, "wild": 0, "test": 0.2}
     assert (params.rivals, params.seeds, params.model.backbone) == ((), (0,), "small-cnn")
-    assert (params.incumbent, params.detector.method) == ("sal-auto", "auto")
+    assert (params.incumbent, params.detector.method) == ("sal-plus", "auto")
 
 
 def test_what_the_user_sets_overrides_the_plan_and_is_shown(tmp_path: Path) -> None:

@@ -109,7 +109,10 @@ def test_a_preset_finds_its_own_table_or_one_with_the_same_numbers(name: str) ->
         ({"filter__score": "gradnorm", "filter__labels": "random-wild"}, []),  # nor are two changes at once
         ({"filter__threshold_quantile": 0.8}, []),
         ({"filter__gradient": "predicted-row"}, []),
-        ({"filter__calibration": "train", "filter__directions": "wild"}, ["SAL", "SAL (c=1)"]),  # a protocol of the paper's: rows name it
+        (
+            {"filter__calibration": "train", "filter__directions": "wild"},
+            ["SAL", "SAL (c=1)"],
+        ),  # a protocol of the paper's: rows name it
     ],
 )
 def test_our_sal_has_the_papers_name(overrides: dict[str, object], names: list[str]) -> None:
