@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import os
 import shutil
 from pathlib import Path
@@ -14,11 +13,9 @@ from helpers.cli import refused, salcli
 from helpers.detectors import EXPERIMENT, id_images, random_detector, write_pngs
 
 from salcli import Detector
-from salcli.detector import decisions as d
 from salcli.detector.monitor import EITHER, EXPECTED, HIGHER, MOVED, OUTLIERS, judge_batch, looks_like
 from salcli.sal.metrics import threshold_that_keeps
 
-ALPHA = 0.05
 DAYS = [f"new/{day}" for day in (1, 2, 3, 4, 5)]
 
 
@@ -44,20 +41,6 @@ def stream(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 # --- false discoveries
 
 
-def test_the_mean_share_of_false_discoveries_is_at_most_the_level() -> None:
-    rng, shares, found = np.random.default_rng(0), [], []
-    for _ in range(300):
-        scores, is_outlier = batch(rng, 200, pi=0.1)
-        p = d.p_values(np.sort(rng.normal(size=2000)), scores)
-        flagged = p <= d.false_discovery_cutoff(p, 0.1)
-        ranked = [value for k, value in enumerate(np.sort(p), 1) if value <= 0.1 * k / 200 + 1e-12]
-        assert flagged.sum() == (p <= max(ranked, default=0)).sum()  # the definition of Benjamini and Hochberg
-        shares.append((flagged & ~is_outlier).sum() / max(1, flagged.sum()))
-        found.append((flagged & is_outlier).sum() / is_outlier.sum())
-    assert 0.05 < np.mean(shares) <= 0.1 + 2 * np.std(shares) / math.sqrt(300)
-    assert np.mean(found) > 0.8
-
-
 def test_a_detector_selects_what_predict_flags(stream: Path) -> None:
     paths = [*sorted(Path("new/1").iterdir())[:20], *sorted(Path("new/4").iterdir())[:20]]
     detector, names = Detector.load("detector.safetensors", batch_size=16), [*map(str, paths)]
@@ -77,47 +60,7 @@ def test_a_detector_selects_what_predict_flags(stream: Path) -> None:
         assert message in refused("predict", "new", *options, "--out", "a.csv", root=stream)
 
 
-# --- the martingale
-
-
-def test_p_values_and_capital_are_those_of_a_slow_loop() -> None:
-    rng = np.random.default_rng(2)
-    reference, scores = rng.integers(0, 9, 30), rng.integers(0, 9, 1500)
-    chance, past, slow = 1 - np.random.default_rng(7).random(1500), [*reference], []
-    for score, u in zip(scores, chance, strict=True):
-        past.append(score)
-        slow.append(((np.array(past) < score).sum() + u * (np.array(past) == score).sum()) / len(past))
-    assert d.online_p_values(reference, scores, np.random.default_rng(7)) == pytest.approx(slow)
-
-    p, stakes, capital = np.array(slow[:200]) ** 2, np.zeros(7), []
-    reserve = [1 / (1 + math.log1p(t)) for t in range(201)]
-    for t, x in enumerate(p):
-        stakes = (1 - d.JUMP) * stakes + d.JUMP * stakes.mean() + (reserve[t] - reserve[t + 1]) / 7
-        stakes = stakes * [*(k * x ** (k - 1) for k in d.POWERS), *(1 + e * (x - 0.5) for e in d.SLOPES)]
-        capital.append(math.log10(stakes.sum() + reserve[t + 1]))
-    assert d.log_wealth(p) == pytest.approx(capital)
-
-
-def test_over_500_streams_without_a_change_there_are_few_alarms() -> None:
-    rng, n_streams, n_reference, n = np.random.default_rng(3), 500, 60, 600
-    online, fixed = np.empty((2, n_streams, n))
-    for i in range(n_streams):
-        reference, scores = rng.normal(size=n_reference), rng.normal(size=n)
-        online[i] = d.online_p_values(reference, scores, rng)
-        fixed[i] = (np.searchsorted(np.sort(reference), scores) + 1 - rng.random(n)) / (n_reference + 1)
-    rates = [np.mean((d.log_wealth(p) >= -math.log10(ALPHA)).any(axis=1)) for p in (online, fixed)]
-    assert rates[0] <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / n_streams)
-    assert rates[1] > 4 * ALPHA  # p-values against a fixed sample share its accidents
-
-
-@pytest.mark.parametrize("change", [{"pi": 0.3}, {"shift": -1.0}, {"shift": 1.0}])
-def test_a_change_is_found_within_some_dozen_samples(change: dict[str, float]) -> None:
-    rng, delays = np.random.default_rng(4), []
-    for _ in range(30):
-        scores = np.concatenate([batch(rng, 300)[0], batch(rng, 200, **change)[0]])
-        crossed = d.log_wealth(d.online_p_values(rng.normal(size=300), scores, rng)) >= 2
-        delays.append(int(crossed.argmax()) - 300 if crossed.any() else 200)
-    assert np.median(delays) <= 80
+# --- batches
 
 
 @pytest.mark.parametrize(
