@@ -20,7 +20,7 @@ from salcli.methods.base import Section
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import evaluate, extract, fingerprints, prepare, train_id, train_ood
 from salcli.pipeline import filter as filter_stage
-from salcli.store.layout import FINGERPRINTS, Artifact, Workspace, unseen_set
+from salcli.store.layout import FINGERPRINTS, SAL_PLUS, Artifact, Workspace, unseen_set
 
 PIPELINE: dict[str, dict[str, Any]] = YAML(typ="safe").load(REPOSITORY / "dvc.yaml")["stages"]
 PARAMS: dict[str, Any] = YAML(typ="safe").load(REPOSITORY / "params.yaml")
@@ -29,7 +29,8 @@ AXES = {"ood": OOD, "pi": 0.1, "seed": SEED, "variant": "sal", "method": "sal", 
 CODE = {
     "prepare-id-set": "prepare", "prepare-ood-set": "prepare", "prepare-unseen-set": "prepare", "split": "prepare",
     "mix-wild": "prepare", "train-id": "train_id", "train-encoder": "train_ood", "extract-id": "extract",
-    "extract-wild": "extract", "extract-unseen": "extract", "filter": "filter", "train-ood": "train_ood",
+    "extract-wild": "extract", "extract-unseen": "extract", "filter": "filter",
+    "filter-only": "filter", "train-ood": "train_ood",
     "train-rival": "train_ood", "evaluate": "evaluate", "evaluate-unseen": "evaluate", "detector": "detector",
     "summary": "summary",
 }  # fmt: skip
@@ -38,7 +39,7 @@ EVERY_STAGE = pytest.mark.parametrize("name", PIPELINE)
 
 def axes(name: str) -> dict[str, Any]:
     """The values of one experiment on the axes of a stage."""
-    own = AXES | ({"method": RIVAL} if name == "train-rival" else {})
+    own = AXES | {"train-rival": {"method": RIVAL}, "filter-only": {"variant": SAL_PLUS}}.get(name, {})
     return {axis: own[axis] for axis in PIPELINE[name].get("matrix", {})}
 
 
@@ -162,6 +163,7 @@ STAGES: dict[str, Stage] = {
     "extract-wild": lambda project, params: extract.run_wild(project, params, EXPERIMENT),
     "extract-unseen": lambda project, params: extract.run_unseen(project, params, EXPERIMENT, UNSEEN),
     "filter": lambda project, params: filter_stage.run(project, params, EXPERIMENT),
+    "filter-only": lambda project, params: filter_stage.run(project, params, EXPERIMENT.with_variant(SAL_PLUS)),
     "train-ood": lambda project, params: train_ood.run(project, params, EXPERIMENT),
     "train-rival": lambda project, params: train_ood.run(project, params, EXPERIMENT, rival=RIVAL),
     "evaluate": lambda project, params: evaluate.run(project, params, EXPERIMENT),

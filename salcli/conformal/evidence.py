@@ -22,7 +22,7 @@ FOUND = 0.025  # largest p-value of a find
 HINT = 0.2  # a p-value up to this is a hint that more calibration samples might turn into a find
 INTERVAL = 0.9  # of π̂
 DRIFT = 0.01  # largest p-value at which the wild data as a whole differ
-N_DRAWS = 4000  # for the envelope, and as many to tune it
+N_DRAWS = 10_000  # for the envelope, and as many to tune it
 MOST_RANKS = 64
 
 

@@ -28,7 +28,7 @@ VALUES = {
     "rivals": [RIVAL],
     f"methods.{SCORE}": {"temperature": 2},
     f"methods.{RIVAL}": {"weight": 0.1},
-    "evaluate.methods": ["sal", "msp", "knn", SCORE, RIVAL],
+    "evaluate.methods": ["sal", "sal-plus", "msp", "knn", SCORE, RIVAL],
 }
 WILD = f"{OOD}-0.1-0"
 EVALUATE, DETECTOR, TRAIN_RIVAL = f"evaluate@{WILD}", f"detector@{WILD}", f"train-rival@{WILD}-{RIVAL}"
@@ -76,7 +76,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = Project(tmp_path_factory.mktemp("project"))
     ran = project.repro()
-    assert len(ran) == 13, ran
+    assert len(ran) == 14, ran
     assert TRAIN_RIVAL in ran
     return project
 
@@ -99,8 +99,8 @@ def test_dvc_shows_metrics_and_plots(project: Project) -> None:
     best = min((name for name in every if name != "samples"), key=lambda name: every[name]["fpr95"])
     summary = json.loads((project.root / "summary.json").read_text())
     assert summary == {
-        "detector": "sal",
-        **{name: pytest.approx(every["sal"][name], abs=1e-6) for name in ("fpr95", "auroc", "id_accuracy")},
+        "detector": "sal-plus",
+        **{name: pytest.approx(every["sal-plus"][name], abs=1e-6) for name in ("fpr95", "auroc", "id_accuracy")},
         "best": best,
         "best_fpr95": pytest.approx(every[best]["fpr95"], abs=1e-6),
     }
@@ -161,11 +161,11 @@ def test_nothing_has_changed_also_after_a_scratch_run(project: Project) -> None:
         ("params.yaml", "{weight: 0.1}", "{weight: 0.2}", {EVALUATE, TRAIN_RIVAL, DETECTOR}),
         # train-ood waits for the candidates
         ("params.yaml", "threshold_quantile: 0.95", "threshold_quantile: 0.9",
-         {f"filter@{WILD}-sal", EVALUATE, DETECTOR}),
+         {f"filter@{WILD}-sal", f"filter-only@{WILD}-sal-plus", EVALUATE, DETECTOR}),
         ("params.yaml", "pi: [0.1]", "pi: [0.1, 0.3]", {
             *(f"{stage}@{OOD}-0.3-0" for stage in ("mix-wild", "extract-wild", "evaluate", "detector")),
             *(f"{stage}@{OOD}-0.3-0-sal" for stage in ("filter", "train-ood")),
-            f"train-rival@{OOD}-0.3-0-{RIVAL}", "summary",
+            f"filter-only@{OOD}-0.3-0-sal-plus", f"train-rival@{OOD}-0.3-0-{RIVAL}", "summary",
         }),
     ],
     ids=["score", "loss", "hyper-parameter", "quantile", "share"],

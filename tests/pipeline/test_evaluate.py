@@ -25,7 +25,7 @@ from salcli.store.layout import TEST_SCORES, Workspace, prepared_set, unseen_set
 
 POST_HOC = [*built_in(PostHoc), *built_in(InputScore)]
 UNSEEN = "photo-patches"
-LEFT_OUT = "committee leaves out knn: methods.knn.k is 100000"
+LEFT_OUT = "Committee leaves out knn: methods.knn.k is 100000"
 EVALUATE_COMMITTEE = ("own", "--ood", OOD, "--method", "committee", "--set", "methods.knn.k=100000")
 
 
