@@ -139,6 +139,7 @@ LOOKED_AT_ONLY = {
     "prepare-unseen-set": {"data.id"},
     "train-encoder": {"methods.knn.k"},  # of its score
     "filter": {"methods.odin"},  # in separator.VARIANT of the fingerprints
+    "filter-only": {"methods.odin", "methods.knn.k", "methods.vim.dim"},
     "train-ood": {"extract_grads.batch_size"},  # of passes that rivals need
     "detector": {"evaluate.methods"},  # whose notes are made already
 }
@@ -238,7 +239,8 @@ def used_by(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Used]:
     np.savez(project.root / "mine.npz", images=images)
     quick = {**QUICK, "data.custom": {UNSEEN: str(project.root / "mine.npz")}}
     params, _ = load_params(REPOSITORY / "params.yaml", quick)
-    also = {"filter": {"filter.score": ["odin"]}, "detector": {"detector.method": ["committee", "auto"]}}
+    also = {"filter": {"filter.score": ["odin"]}, "detector": {"detector.method": ["sal-posthoc", "auto"]}}
+    also["filter-only"] = {"variant.sal-plus": [{"filter": {"score": "odin"}}]}
     for name, run in STAGES.items():
         others = [{key: value} for key, values in also.get(name, {}).items() for value in values]
         every = [load_params(REPOSITORY / "params.yaml", {**quick, **other})[0] for other in others]

@@ -196,8 +196,8 @@ def test_a_sentence_says_which_method_is_significantly_better_than_sal(tmp_path:
     results = Results.from_folder(folder)
     (grid,) = results_grids(with_scores(results, Silent()))
     assert grid.notes[0] == (
-        "KNN is significantly better than SAL on far; SAL is significantly better than every other method on near; "
-        "no method is significantly better than SAL on average."
+        "KNN is significantly better than SAL on far; SAL is significantly better than every other method on near and "
+        "average."
     )
 
 
@@ -312,7 +312,7 @@ def test_a_histogram_shows_every_sample_once_and_fits(
 
 
 def filtered(n_outliers: int, errors: SeparationErrors | None) -> Filtered:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(1)
     wild, calibration = torch.from_numpy(rng.exponential(1, 300)), torch.from_numpy(rng.exponential(1, 100))
     wild[:n_outliers] += 6
     params = validated(default_params(), "params.yaml").filter
