@@ -127,10 +127,12 @@ def table(cells: list[dict[str, Any]]) -> Iterator[str]:
         name = f"{case} ({', '.join(dict.fromkeys(best))})"
         yield f"| {name} | {numbers} | {extra[0]:.3f} | {precision} | {extra[1]:.1f} |"
     yield "| **mean** | " + " | ".join(f"{value:.1f}" for value in np.mean(lines, axis=0)) + " | | | |"
-    means = {name: np.mean([cell["post-hoc"][name] for cell in cells]) for name in single}
-    yield "\nMean over cells: " + ", ".join(
-        f"{name} {value:.1f}" for name, value in sorted(means.items(), key=lambda x: x[1])
-    )
+    by_case = [
+        [cell for cell in cells if cell["case"] == case] for case in dict.fromkeys(cell["case"] for cell in cells)
+    ]
+    means = {name: np.mean([np.mean([x["post-hoc"][name] for x in own]) for own in by_case]) for name in single}
+    ordered = sorted(means.items(), key=lambda item: item[1])
+    yield "\nMean over cases: " + ", ".join(f"{name} {value:.1f}" for name, value in ordered)
 
 
 def main() -> None:

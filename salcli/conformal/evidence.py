@@ -191,6 +191,8 @@ def share_of_outliers(calibration: ArrayLike, wild: ArrayLike) -> Share:
     """
     c, w = np.asarray(calibration, float), np.asarray(wild, float)
     n, m = len(c), len(w)
+    if n == 0 or m == 0:
+        return Share(0.0, 0.0, 1.0)
     limits = envelope(n, m)
     counts = counts_above(c, w, limits.ranks)
     at = int(np.argmax(counts - limits.most(1 - INTERVAL)))

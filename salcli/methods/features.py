@@ -372,6 +372,7 @@ class Spectral(PostHoc):
     """
 
     needs_wild = True
+    is_exact = False  # the wild samples are nearer to their own mean than held-out ones
 
     class Params(Section):
         """n_vectors: how many singular vectors."""

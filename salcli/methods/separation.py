@@ -76,7 +76,7 @@ def separate(scores: FilterScores, params: FilterParams) -> Separation:
     if scores.exact is not None:
         exact_calibration, exact_wild = (one.numpy() for one in scores.exact)
         p, certified = p_values(exact_calibration, exact_wild), certificate(exact_calibration, exact_wild, order)
-    T = _threshold(scores, params, p, certified, wild[order])
+    T = _threshold(scores, params, certified, wild[order])
     candidates = np.flatnonzero(wild > T)
     found, why = None, ""
     if scores.exact is not None and n:
@@ -92,16 +92,18 @@ def separate(scores: FilterScores, params: FilterParams) -> Separation:
 def _threshold(
     scores: FilterScores,
     params: FilterParams,
-    p: Float[np.ndarray, " m"],
     certified: Int[np.ndarray, " m"],
     ranked: Float[np.ndarray, " m"],  # wild scores, falling
 ) -> float:
     calibration, n, m = scores.calibration, len(scores.calibration), len(ranked)
     if n == 0:
         raise ThresholdError("there are no ID samples to choose T on; use a larger calibration set")
+    if scores.exact is None and (params.fdr is not None or params.certified is not None):
+        raise ThresholdError(f"score {params.score} has no p-values; use filter.threshold_quantile, or another score")
     if params.fdr is not None:
-        cutoff = false_discovery_cutoff(p, params.fdr)
-        flagged = scores.wild.numpy()[p <= cutoff]
+        # of the score that ranks the list: what another one flags may be anywhere in it
+        p = p_values(calibration.numpy(), scores.wild.numpy())
+        flagged = scores.wild.numpy()[p <= false_discovery_cutoff(p, params.fdr)]
         return math.nextafter(float(flagged.min()), -math.inf) if len(flagged) else math.inf
     if params.certified is not None:
         length = longest_certified(certified, params.certified)

@@ -38,4 +38,4 @@ def test_a_method_is_found_by_its_name_if_it_is_of_the_kind() -> None:
 def test_scores_of_chunks_come_in_the_order_of_the_samples(n: int) -> None:
     logits = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
     found = Energy().scores(InFours(torch.zeros(n, 2), logits, torch.zeros(n, dtype=torch.int64)))
-    torch.testing.assert_close(found, logits.double().logsumexp(1))
+    torch.testing.assert_close(found, -logits.double().logsumexp(1))

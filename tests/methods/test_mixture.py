@@ -56,7 +56,7 @@ def test_direction_leaves_each_sample_out() -> None:
         return found
 
     best = min((refitted(ridge) for ridge in mixture.RIDGES), key=lambda one: share @ (one - y) ** 2)
-    assert left_out == pytest.approx(best, abs=1e-9)
+    assert left_out == pytest.approx(best, abs=1e-4)
 
 
 def test_coefficients_maximise_the_posterior_as_it_is_written() -> None:

@@ -90,7 +90,7 @@ def test_the_limit_of_a_neighbour_is_its_squared_distance_squared() -> None:
 
 @settings(max_examples=25)
 @given(seed=SEEDS)
-def test_scores_are_minus_distances_to_the_class_means(seed: int) -> None:
+def test_logits_are_minus_distances_to_the_class_means(seed: int) -> None:
     """A class without samples is nobody's nearest."""
     known, points = random_matrix(seed, 12, 3), random_matrix(seed + 1, 5, 3)
     labels = torch.arange(12) % 4

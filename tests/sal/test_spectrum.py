@@ -130,10 +130,10 @@ def test_a_direction_in_which_id_data_spread_more_does_not_count(way: Way) -> No
 
 
 class TwoHalves(Workers):
-    """The first of two processes that wait for each other, in one: the other one's part is computed where it is asked."""
+    """One of two processes; it has a third or two thirds of the rows, and does not wait for the other."""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.parts = rank, []
+        self.rank = rank
 
     def share(self, source: FactorSource) -> FactorSource:
         return source[self.part(len(source))]

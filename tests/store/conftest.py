@@ -41,7 +41,9 @@ def written(tmp_path_factory: pytest.TempPathFactory, representation: Representa
         for start in range(0, 50, 20):
             append(representation.take(torch.arange(start, min(start + 20, 50))))
     scores = rng.normal(size=7)
-    chosen = formats.Candidates(np.array([1, 4]), scores, np.arange(7) % 3, scores[:5], 0.25, "sal")
+    chosen = formats.Candidates(
+        np.array([1, 4]), scores, np.arange(7) % 3, scores[:5], np.full(7, np.nan), np.zeros(7, np.int64), 0.25, "sal"
+    )
     formats.write_candidates(folder / "candidates", chosen, {"seed": 3})
     torch.manual_seed(0)
     formats.write_network(folder / "classifier", Classifier(spec("small-cnn", 3, 1)), {"seed": 3})
