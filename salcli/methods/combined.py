@@ -94,7 +94,7 @@ class Combined(PostHoc):
 
 @method("committee", label="Committee", paper="salcli, 2026")
 class Committee(Combined):
-    """Mean of ten post-hoc scores, each as a normal quantile on calibration and wild data."""
+    """Mean of six post-hoc scores, each as a normal quantile on calibration and wild data."""
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
         return self.quantiles.committee(self._columns(x))
