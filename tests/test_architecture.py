@@ -19,7 +19,7 @@ LAYERS = [
     {"methods"},
     {"engine"},
     {"models", "data"},
-    {"sal"},
+    {"sal", "conformal"},
     {"errors", "progress"},
 ]
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
@@ -72,7 +72,10 @@ def test_every_concept_has_a_package() -> None:
     assert len(MODULES) <= 120
 
 
-@pytest.mark.parametrize("path", [*PACKAGE.glob("sal/*.py"), *PACKAGE.glob("methods/*.py")], ids=lambda path: path.name)
+MATH = [path for name in ("conformal", "sal", "methods") for path in PACKAGE.glob(f"{name}/*.py")]
+
+
+@pytest.mark.parametrize("path", MATH, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_the_math_knows_no_files_no_params_and_prints_nothing(path: Path) -> None:
     names = imported(path)
     allowed = {"pathlib.Path"} if path.name == "base.py" else set()  # which lists the files of its own folder
@@ -88,6 +91,16 @@ def test_the_paper_is_readable_without_the_rest() -> None:
     """sal/ is the math of the paper; what it needs beside torch fits on one screen."""
     for path in PACKAGE.glob("sal/*.py"):
         assert packages_used(path) <= {"sal", "errors"}
+    for path in PACKAGE.glob("conformal/*.py"):
+        assert packages_used(path) <= {"conformal"}
+        assert {name.split(".")[0] for name in imported(path)} & {"torch", "pandas", "sklearn"} == set()
+
+
+def test_there_is_one_of_each_statistic() -> None:
+    """Benjamini and Hochberg, a bootstrap, a quantile that is a threshold, and π̂ are in conformal alone."""
+    words = ("false_discovery_control", "betabinom", "mannwhitneyu", "rng.integers(n, size=n)")
+    users = {word: {package_of(path) for path in MODULES if word in path.read_text()} for word in words}
+    assert all(found <= {"conformal"} for found in users.values()), users
 
 
 def test_the_truth_about_the_wild_data_is_read_by_diagnosis_alone() -> None:

@@ -301,10 +301,17 @@ class Verdict:
     share: Share
 
 
-def verdict(calibration: ArrayLike, wild: ArrayLike, candidates: Ints, rank: int) -> Verdict:
+def verdict(
+    calibration: ArrayLike,
+    wild: ArrayLike,
+    candidates: Ints,
+    rank: int,
+    plain: tuple[ArrayLike, ArrayLike] | None = None,
+) -> Verdict:
     """Found, nothing found, or cannot tell. Exact: without outliers, "found" has probability FOUND.
 
-    `candidates` are indices of wild samples, chosen in any way. T is the rank-th largest calibration score.
+    `candidates` are indices of wild samples, chosen in any way. T is the rank-th largest calibration score. `plain`:
+    another exact score for drift and the share of outliers, where this one has learned to tell wild data.
     """
     c, w = np.sort(np.asarray(calibration, float)), np.asarray(wild, float)
     n, m, rank = len(c), len(w), max(1, rank)
@@ -312,7 +319,8 @@ def verdict(calibration: ArrayLike, wild: ArrayLike, candidates: Ints, rank: int
     p = limits.p_value(counts_above(c, w, limits.ranks))
     above = int(counts_above(c, w, np.array([rank]))[0])
     certified = certificate(c, w, candidates, 1 - CERTAINTY)
-    share, drift = rank / (n + 1), drift_p_value(c, w)
+    reference = plain or (c, w)
+    share, drift = rank / (n + 1), drift_p_value(*reference)
     needed = _calibration_that_tells(n, m, share, above) if p > FOUND else 0
     kind: Literal["found", "cannot tell", "nothing found", "drift"] = "nothing found"
     if drift <= DRIFT:
@@ -335,7 +343,7 @@ def verdict(calibration: ArrayLike, wild: ArrayLike, candidates: Ints, rank: int
         needed=needed,
         p_value=p,
         drift=drift,
-        share=share_of_outliers(c, w),
+        share=share_of_outliers(*reference),
     )
 
 

@@ -160,8 +160,8 @@ def _compare(graph: DetectorGraph, run: Runner, takes: ImageFormat | VectorForma
         logits, score, is_ood, p_value = found = run(samples)
         if [one.shape for one in found] != [one.shape for one in expected]:
             raise ModelError(f"the exported graph ({to}) does not take batches of {n}; nothing was written")
-        n_below, n = torch.searchsorted(graph.calibration, score), len(graph.calibration)
-        has_p_values = torch.allclose(p_value, (1 + n - n_below) / (n + 1), atol=1e-6)
+        n_below, c = torch.searchsorted(graph.calibration, score), len(graph.calibration)
+        has_p_values = torch.allclose(p_value, (1 + c - n_below) / (c + 1), atol=1e-6)
         if not torch.equal(is_ood, ~(score <= graph.threshold)) or not has_p_values:
             raise ModelError(f"the exported graph ({to}) does not decide as the detector does; nothing was written")
         for ours, theirs in ((expected[0], logits), (expected[1], score)):

@@ -7,7 +7,7 @@ table in docs/rivals.md are derived from these declarations.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
@@ -254,8 +254,11 @@ class PostHoc(Method):
 
     is_exact: ClassVar[bool] = True  # calibration and wild samples are treated in the same way, so p-values are exact
 
-    def exact_scores(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]] | None:
-        """Exact scores of calibration and wild data that stand beside those of a score that is not; None: none do."""
+    def exact_scores(self) -> Sequence[tuple[Tensor, Tensor]] | None:
+        """Exact scores of calibration and wild data that stand beside those of a score that is not; None: none do.
+
+        The first ones certify, the second ones tell drift and the share of outliers.
+        """
         return None
 
     def held_out_scores(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]] | None:

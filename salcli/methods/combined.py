@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,6 +17,8 @@ from salcli.methods.mixture import MEMBERS, HeldOut, Mixture, NormalQuantiles, S
 from salcli.sal.gradients import Representation, RepresentationSource
 
 LEAST_CALIBRATION = 20  # samples that SAL+ learns from
+ENOUGH_TO_SPLIT = 200  # calibration samples: half of them certify more than the committee does by all of them
+Pair = tuple[Float[Tensor, " n"], Float[Tensor, " m"]]  # scores of calibration and of wild data
 
 
 def finite(name: str, scores: Tensor) -> Tensor:
@@ -141,10 +144,21 @@ class SalPlus(Combined):
             return None
         return held_out(*self._sides, seed=self.known.seed)
 
-    def exact_scores(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]]:
-        """The committee's, which certify its list."""
-        calibration, wild = (self.quantiles.committee(self._matrix(one)) for one in self._pool)
-        return calibration, wild
+    def exact_scores(self) -> tuple[Pair, Pair]:
+        """Of SAL+ with half of the calibration data among the wild data, and of the committee.
+
+        The first half tells ID data; the second and the wild samples are all the same to the model, so they can be
+        compared. Of few calibration samples, half are too few: then the committee has to certify.
+        """
+        known, calibration, wild = self._sides
+        committee = self.quantiles.committee(calibration.scores), self.quantiles.committee(wild.scores)
+        n, rng = len(calibration.logits), np.random.default_rng([self.known.seed, 2])
+        if n < ENOUGH_TO_SPLIT:
+            return committee, committee
+        first, second = (np.sort(half) for half in np.array_split(rng.permutation(n), 2))
+        mixed = Samples(*(torch.cat(sides) for sides in zip(calibration.take(second), wild, strict=True)))
+        h = fit_mixture(known, calibration.take(first), mixed, seed=self.known.seed).h(mixed)
+        return (h[: len(second)], h[len(second) :]), committee
 
     @property
     def _pool(self) -> tuple[RepresentationSource, RepresentationSource]:

@@ -37,6 +37,8 @@ class FilterScores:
     wild: Float[Tensor, " m"]
     # of calibration and wild samples, by a score that treats them in the same way; None: there is none
     exact: tuple[Float[Tensor, " c"], Float[Tensor, " m"]] | None
+    # the same, by a score that has not learned to tell them; None: the exact one has not
+    plain: tuple[Float[Tensor, " c"], Float[Tensor, " m"]] | None = None
 
 
 def filter_scores(method: PostHoc, known: Known, params: FilterParams) -> FilterScores:
@@ -52,7 +54,8 @@ def filter_scores(method: PostHoc, known: Known, params: FilterParams) -> Filter
     if (left_out := own.held_out_scores()) is not None:
         calibration, wild = left_out
     pair = finite(method.name, calibration), finite(method.name, wild)
-    return FilterScores(*pair, pair if own.is_exact else own.exact_scores())
+    exact, plain = (pair, None) if own.is_exact else own.exact_scores() or (None, None)
+    return FilterScores(*pair, exact, plain)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ def separate(scores: FilterScores, params: FilterParams) -> Separation:
     found, why = None, ""
     if scores.exact is not None and n:
         alpha = 1 - params.threshold_quantile if params.threshold_quantile else ALPHA
-        found = verdict(exact_calibration, exact_wild, candidates, threshold_rank(len(exact_calibration), alpha))
+        plain = None if scores.plain is None else (scores.plain[0].numpy(), scores.plain[1].numpy())
+        rank = threshold_rank(len(exact_calibration), alpha)
+        found = verdict(exact_calibration, exact_wild, candidates, rank, plain)
     elif params.calibration != "holdout":
         why = "T is of training data, so how many ID data alone would give is not known"
     else:

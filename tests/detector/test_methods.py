@@ -68,7 +68,7 @@ def test_a_network_that_a_rival_trained_can_be_stored(tmp_path: Path, name: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["onnx sal", "onnx sal-posthoc", "torch-export committee"])
+@pytest.mark.parametrize("what", ["onnx knn", "onnx sal-posthoc", "torch-export committee"])
 def test_a_graph_has_the_method_in_it(built: Path, tmp_path: Path, what: str) -> None:
     """SAL+, the default, is exported in test_export."""
     to, name = what.split()

@@ -87,7 +87,7 @@ def test_extraction_filter_and_evaluation_give_what_one_process_gives(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILTERS)
 def test_the_filter_scores_as_one_process_does(together: Together, workspace: Workspace, name: str) -> None:
-    """One SVD for all classes is shared row by row; of a separator, the same wild samples are candidates."""
+    """One direction for all classes is shared row by row, of the pool or of the wild data."""
     alone = wild_scores(workspace, load_params(workspace.root / "params.yaml", FILTERS[name])[0])
     first, second = (seen[name] for seen in together[1])
     assert first == second

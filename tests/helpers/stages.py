@@ -86,12 +86,13 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-def right_singular_vectors(matrix: np.ndarray, n_vectors: int) -> np.ndarray:
-    return _svd(matrix.tobytes(), matrix.shape)[:n_vectors]
+def top_eigenvectors(matrix: np.ndarray, n_vectors: int) -> np.ndarray:
+    """Of a symmetric matrix, those with positive values, as columns."""
+    return _eigenvectors(matrix.tobytes(), len(matrix))[:, :n_vectors]
 
 
 @cache
-def _svd(content: bytes, shape: tuple[int, int]) -> np.ndarray:
+def _eigenvectors(content: bytes, n: int) -> np.ndarray:
     """Many variants of the filter have the same matrices."""
-    _, values, vectors = np.linalg.svd(np.frombuffer(content).reshape(shape), full_matrices=False)
-    return vectors[values > 1e-6 * values[0]][:5]
+    values, vectors = np.linalg.eigh(np.frombuffer(content).reshape(n, n))
+    return vectors[:, values > 1e-9 * values[-1]][:, ::-1][:, :5]

@@ -16,7 +16,11 @@ from salcli.store.layout import Workspace
 
 TRAINED = ("sal", "woods")
 EVALUATED = {"evaluate.methods": ["sal", "knn", "odin", "sal-posthoc"]}
-FILTERS = {"agnostic": {"filter.svd": "class-agnostic"}, "auto": {"filter.score": "auto"}}
+FILTERS = {
+    "agnostic": {"filter.svd": "class-agnostic"},
+    "wild": {"filter.svd": "class-agnostic", "filter.directions": "wild"},
+    "plus": {"filter.score": "sal-plus"},
+}
 SHORT = {"train_id.epochs": 2, "train_ood.epochs": 2, "rivals": list(TRAINED[1:])}
 
 
@@ -45,7 +49,7 @@ def stages(root: Path, together: Processes) -> dict[str, Any]:
 
 
 def wild_scores(workspace: Workspace, params: Params) -> list[float]:
-    scores: list[float] = filter_stage.run(workspace, params, EXPERIMENT).candidates.wild_score.tolist()
+    scores: list[float] = filter_stage.run(workspace, params, EXPERIMENT).separation.scores.wild.tolist()
     return scores
 
 

@@ -112,9 +112,16 @@ BAD_TOGETHER: list[tuple[dict[str, Any], str, str]] = [
     ({"model.backbone": "resnet18", "model.drop_rate": 0.3}, "model", "drop_rate must be 0 for resnet18: only a wide ResNet (wrn-40-2) has dropout"),
     ({"filter.score": "knn", "filter.calibration": "id-svd"}, "filter", "calibration id-svd is about singular vectors, which only score sal has, not knn; use holdout or train"),
     ({"rivals": ["csi"]}, "rivals.0", "csi belongs in encoders"),
+    ({"filter.directions": "wild", "filter.fdr": 0.1}, "filter", "fdr needs p-values"),
+    ({"filter.directions": "wild", "filter.certified": 0.8}, "filter", "certified needs p-values"),
+    ({"filter.fdr": 0.1, "filter.certified": 0.8}, "filter", "fdr and certified are two rules for one list"),
+    ({"filter.calibration": "train"}, "filter", "calibration train has no held-out ID data to pool; use directions wild"),
+    ({"filter.threshold_quantile": None}, "filter", "threshold_quantile null means P(outlier) > ½, which only score sal-plus has"),
+    ({"filters": ["sal"]}, "filters", "names sal, which is filtered already"),
+    ({"filters": ["sal-pluss"]}, "filters", "names sal-pluss, which variant does not define (did you mean sal-plus?)"),
     ({"filter.score": "sal-posthoc"}, "filter.score", "no score is called sal-posthoc"),  # needs the wild data itself
     ({"variant.sal-2": {"filter": {"n_vector": 2}}}, "variant.sal-2.filter.n_vector", "no such key (did you mean n_vectors?)"),
-    ({"variant.sal-2": {"filter": {"score": "auto", "calibration": "train"}}}, "variant.sal-2.filter", "score auto needs calibration holdout: "),
+    ({"variant.sal-2": {"filter": {"score": "committee", "calibration": "train"}}}, "variant.sal-2.filter", "score committee compares wild with held-out ID data"),
 ]  # fmt: skip
 
 
@@ -162,6 +169,11 @@ def test_a_variant_has_its_overrides_and_the_rest_of_the_file() -> None:
     assert params.method("sal-2").params.loss_weight == 3
     assert [one.variant for one in params.experiments()][:2] == ["sal", "sal-2"]
     assert {"sal", "sal-2"} <= {*params.evaluate.methods}
+    only_filtered = params.for_variant("sal-plus").filter
+    assert (only_filtered.score, only_filtered.threshold_quantile) == ("sal-plus", None)
+    assert params.incumbent == "sal-plus"
+    assert loaded({"filters": []}).incumbent == "sal"
+    assert "sal-plus" in [one.variant for one in params.experiments()]
 
 
 @pytest.mark.parametrize("name", [*sorted(NOT_VARIANTS), "woods", "knn", "Sal", "2-sal", "sal/2", "a b", ""])
@@ -189,7 +201,7 @@ def test_the_sections_of_methods_are_those_of_the_methods_own_params() -> None:
 
 def test_all_methods_are_those_that_there_is_a_network_for() -> None:
     trained = loaded({"rivals": ["oe"], "encoders": ["csi"]}).evaluate.methods
-    assert {*trained} == {"sal", "sal-auto", "oe", "csi", *built_in(PostHoc), *built_in(InputScore)}
+    assert {*trained} == {"sal", "oe", "csi", *built_in(PostHoc), *built_in(InputScore)}
 
 
 CUSTOM = """

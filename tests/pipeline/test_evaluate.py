@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.cli import salcli
 from helpers.quick import EXPERIMENT, OOD
 from helpers.stages import params_of, rewrite, stored, written
 
 from salcli.errors import MissingArtifactError
-from salcli.methods.base import InputScore, PostHoc, built_in
+from salcli.methods.base import InputScore, Known, PostHoc, built_in
 from salcli.pipeline import evaluate, extract, prepare
 from salcli.pipeline import filter as filter_stage
-from salcli.pipeline.loading import ood_test_samples
+from salcli.pipeline.loading import classifier, id_representation, ood_test_samples, wild_representation
+from salcli.sal.gradients import Representation
 from salcli.sal.metrics import ood_metrics
 from salcli.store.files import read_arrays
 from salcli.store.formats import WILD_SET, read_index, read_samples
@@ -40,7 +42,7 @@ def of_test_data(workspace: Workspace) -> dict[str, np.ndarray]:
 
 
 def test_rows_that_share_fits_and_scores_are_those_of_each_method_alone(workspace: Workspace) -> None:
-    names = ["knn", "separator", "sal-posthoc", "committee"]
+    names = ["knn", "sal-plus", "sal-posthoc", "committee"]
     together = run(workspace, *names)
     for name in names:
         np.testing.assert_array_equal(together[name], run(workspace, name)[name])
@@ -71,10 +73,8 @@ def test_metrics_are_those_of_the_stored_scores(built: Path) -> None:
         metrics = asdict(ood_metrics(scores[f"{name}/id"], scores[f"{name}/ood"]))
         assert {key: row[key] for key in metrics} == metrics
         assert name == "sal" or row["id_accuracy"] == np.mean(logits.argmax(1) == labels)
-        # of 64 features ASH keeps 3, and its exponential prefers undecided samples; digits are farther from the mean
-        # wild feature than patches
-        if name not in ("ash", "spectral"):
-            assert np.median(scores[f"{name}/id"]) > np.median(scores[f"{name}/ood"])
+        if name not in ("ash", "spectral"):  # of 64 features ASH keeps 3; digits are far from the mean wild feature
+            assert np.median(scores[f"{name}/id"]) < np.median(scores[f"{name}/ood"])
     roc = workspace.find(EXPERIMENT.evaluation("roc.csv")).path.read_text()
     histogram = workspace.find(EXPERIMENT.evaluation("histogram.csv")).path.read_text()
     assert all(f"\n{name}," in roc and f"\n{name}," in histogram for name in content)
@@ -82,20 +82,43 @@ def test_metrics_are_those_of_the_stored_scores(built: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"svd": "class-agnostic"}, {"reference": "global"}, {"n_vectors": 3}, {"gradient": "predicted-row"}],
+    [{}, {"svd": "class-agnostic", "directions": "pool"}, {"reference": "global"}, {"gradient": "predicted-row"}],
     ids=str,
 )
-def test_sal_posthoc_is_minus_tau_of_the_test_data_as_the_filter_has_it(
+def test_sal_posthoc_is_tau_of_the_test_data_as_the_filter_has_it(
     workspace: Workspace, changes: dict[str, Any]
 ) -> None:
     """tests/pipeline/test_filter.py compares the filter's τ of held-out data with a dense SVD."""
-    values = {f"filter.{key}": value for key, value in changes.items()}
+    values = {f"filter.{key}": value for key, value in ({"directions": "wild"} | changes).items()}
     found = run(workspace, "sal-posthoc", **values)["sal-posthoc"]
-    rewrite(workspace, EXPERIMENT.id_representation("calibration"), of_test_data(workspace))
-    tau = filter_stage.run(workspace, params_of(workspace, values), EXPERIMENT).candidates.calibration_score
-    np.testing.assert_allclose(found, -tau, rtol=1e-4, atol=1e-5 * tau.max())
-    found = run(workspace, "sal-posthoc", **values, **{"filter.score": "gradnorm"})["sal-posthoc"]
-    np.testing.assert_allclose(found, -tau, rtol=1e-4, atol=1e-5 * tau.max())
+    if values["filter.directions"] == "wild":  # else v is of the calibration data, too
+        rewrite(workspace, EXPERIMENT.id_representation("calibration"), of_test_data(workspace))
+        tau = filter_stage.run(workspace, params_of(workspace, values), EXPERIMENT).separation.scores.calibration
+    else:
+        own, network = params_of(workspace, values), classifier(workspace, EXPERIMENT)
+        id_train, calibration = (id_representation(workspace, part, EXPERIMENT) for part in ("train", "calibration"))
+        wild = wild_representation(workspace, EXPERIMENT)
+        known = Known.of(network, id_train, wild=wild, calibration=calibration)
+        content = {name: torch.from_numpy(value) for name, value in of_test_data(workspace).items()}
+        tested = Representation(content["feature"], content["logits"], content["label"])
+        tau = known.scores(own.filter_score(), tested)[0]
+    np.testing.assert_allclose(found, tau, rtol=1e-4, atol=1e-5 * float(tau.max()))
+
+
+def test_the_row_of_sal_plus_is_the_h_that_the_filter_has(workspace: Workspace) -> None:
+    """Of the same fit: the filter lists held-out scores, and evaluate has those of the whole fit, for new samples."""
+    found = run(workspace, "sal-plus", "committee")
+    params, network = params_of(workspace), classifier(workspace, EXPERIMENT)
+    id_train, calibration = (id_representation(workspace, part, EXPERIMENT) for part in ("train", "calibration"))
+    wild = wild_representation(workspace, EXPERIMENT)
+    known = Known.of(network, id_train, wild=wild, calibration=calibration, seed=EXPERIMENT.seed)
+    test = id_representation(workspace, "test", EXPERIMENT)
+    for name, score in found.items():
+        expected = known.scores(params.method(name), test)[0]
+        np.testing.assert_allclose(score[: len(test)], expected, rtol=1e-6, atol=1e-9)
+    content = json.loads(workspace.find(EXPERIMENT.evaluation("metrics.json")).path.read_text())
+    assert content["sal-plus"]["label"] == "SAL+"
+    assert content["sal-plus"]["fpr95"] <= content["committee"]["fpr95"]
 
 
 def test_a_set_in_the_wild_of_another_experiment_is_tested_on_what_is_kept_out_there(workspace: Workspace) -> None:

@@ -17,7 +17,7 @@ from salcli.params.reading import read_yaml, with_overrides
 from salcli.pipeline import fingerprints
 from salcli.store.layout import Workspace
 
-FAMILIES = sorted(path.stem for path in (REPOSITORY / "salcli" / "methods").glob("[a-z]*.py") if path.stem != "base")
+FAMILIES = sorted({*fingerprints.method_families().values()})
 PARAMS = {**read_yaml(REPOSITORY / "params.yaml"), "variants": ["sal"], "variant": {"sal": {}}}
 STAGES = {f"code.{stage}" for stage in fingerprints.STAGES}
 # They count in the fingerprint `embedder`, where a backbone is frozen.
@@ -94,12 +94,12 @@ def test_docstrings_comments_and_blank_lines_change_nothing(copy: Copy) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_code_of_a_method_changes_the_method_and_no_stage(copy: Copy, family: str) -> None:
-    """But for SAL and the learned separator, which are parts of stages. Methods that use its code change, too."""
+    """But for SAL and scores made of others, which are parts of stages. Methods that use its code change, too."""
     changed = copy.changed_by(f"methods/{family}")
     names = {f"methods.{name}" for name, own in fingerprints.method_families().items() if own == family}
     assert names
     assert names | {"evaluated"} <= changed
-    stages = {"sal": {"code.filter", "code.evaluate", "code.detector"}, "combined": {"code.filter"}}
+    stages = {"sal": {"code.filter", "code.evaluate", "code.detector"}, "combined": {"code.filter", "code.evaluate"}}
     assert changed & STAGES == stages.get(family, set())
     users = {
         one for one in FAMILIES if f"salcli.methods.{family} import" in (copy.package / f"methods/{one}.py").read_text()
@@ -122,8 +122,8 @@ def test_another_code_of_a_stage_changes_that_stage_alone(copy: Copy, stage: str
         (["data/readers", "data/catalogue", "data/fetching", "data/decoding"], {"code.prepare", "code.detector"}),
         (["models/given_weights"], {"code.train_id", "code.train_ood", "code.detector"}),
         (["store/formats"], STAGES - {"code.summary"}),
-        (["sal/filter_verdict"], {"code.filter"}),
-        (["sal/score_choice"], {"code.filter", "methods.committee", "methods.separator", "evaluated"}),
+        (["conformal/evidence"], {"code.filter", "code.evaluate"}),
+        (["conformal/resampling"], {"code.evaluate"}),
         (["sal/theory", "pipeline/theory", "pipeline/toy", "pipeline/fingerprints", "detector/export"], set()),
         (["params/schema"], STAGES - {"code.summary"}),
         (["params/checks", "params/reading", "errors", "progress", "store/layout"], set()),
@@ -189,11 +189,16 @@ def test_no_module_that_a_stage_runs_imports_another_one_late(copy: Copy) -> Non
 
 
 def test_the_separator_of_a_variant_has_the_code_and_params_of_its_score(copy: Copy) -> None:
-    variants = {"sal": {}, "by-knn": {"filter": {"score": "knn"}}, "best": {"filter": {"score": "auto"}}}
+    variants = {
+        "sal": {},
+        "by-knn": {"filter": {"score": "knn"}},
+        "both": {"filter": {"score": "committee"}},
+        "plus": {"filter": {"score": "sal-plus"}},
+    }
     before = copy.fingerprints(variant=variants)
     after = copy.fingerprints(variant=variants, methods__knn__k=9)
     changed = {key for key in before if before[key] != after[key]}
-    assert changed == {"separator.by-knn", "separator.best"}
+    assert changed == {"separator.by-knn", "separator.both", "separator.plus"}
 
 
 def test_given_files_and_custom_data_change_their_own_fingerprint(copy: Copy, tmp_path: Path) -> None:

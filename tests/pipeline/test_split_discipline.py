@@ -64,19 +64,21 @@ def test_id_train_calibration_wild_id_test_ood_test_are_disjoint(
 def results(workspace: Workspace, params: Params) -> list[bytes]:
     """Everything that comes after the wild data are mixed."""
     extract.run_wild(workspace, params, EXPERIMENT)
-    filter_stage.run(workspace, params, EXPERIMENT)
+    for variant in ("sal-plus", "sal"):
+        filter_stage.run(workspace, params, EXPERIMENT.with_variant(variant))
     for rival in (None, *RIVALS):
         train_ood.run(workspace, params, EXPERIMENT, rival=rival)
     evaluate.run(workspace, params, EXPERIMENT)
     detector.run(workspace, params, EXPERIMENT)
     networks = [EXPERIMENT.network(name) for name in ("sal", *RIVALS)]
     metrics = [EXPERIMENT.evaluation(name) for name in ("scores.h5", "metrics.json")]
-    return written(workspace, EXPERIMENT.candidates, *networks, *metrics, EXPERIMENT.detector)
+    lists = [EXPERIMENT.with_variant(variant).candidates for variant in ("sal", "sal-plus")]
+    return written(workspace, *lists, *networks, *metrics, EXPERIMENT.detector)
 
 
 def test_the_truth_reaches_neither_filter_nor_training_nor_evaluation(workspace: Workspace) -> None:
     """Inverted or deleted, the truth changes no byte of what they write."""
-    methods = ["sal", *RIVALS, "msp", "knn", "sal-posthoc"]
+    methods = ["sal", *RIVALS, "msp", "knn", "sal-posthoc", "sal-plus"]
     params = params_of(workspace, {"rivals": RIVALS, "train_ood.epochs": 1, "evaluate.methods": methods})
     before, truth = results(workspace, params), workspace.find(EXPERIMENT.truth)
     is_ood = read_wild_truth(truth)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from helpers.quick import EXPERIMENT, SEED
-from helpers.stages import probabilities, stored
+from helpers.stages import dense_gradients, params_of, probabilities, stored
 
 from salcli.params.schema import Params
 from salcli.pipeline import extract, prepare, theory
@@ -29,7 +29,7 @@ def test_pi_is_estimated_to_five_points_on_the_default_data(
         result = theory.run(workspace, quick_params, experiment)
         assert result.truth
         assert result.truth.pi == pytest.approx(pi, abs=0.01)
-        errors.append(abs(result.mixture.pi - result.truth.pi))
+        errors.append(abs(result.share.value - result.truth.pi))
     assert np.mean(errors) <= 0.05
 
 
@@ -58,3 +58,20 @@ def test_the_errors_at_t_are_those_that_the_filter_reported(workspace: Workspace
     assert (content["zeta"], content["zeta_pairwise"]) == (result.held_out.zeta, result.pairwise)
     assert sum(content["gradients"]["is_outlier"]) == int(result.truth.is_ood.sum())
     assert len(content["errors"]["threshold"]) == len(content["errors"]["err_in"])
+
+
+def test_tau_of_the_theorems_is_the_papers_whatever_the_filter_has(workspace: Workspace, quick_params: Params) -> None:
+    """One ∇̄ and one v of the wild gradients for all classes; π̂ is the committee's."""
+    usual = theory.run(workspace, quick_params, EXPERIMENT)
+    for changes in (
+        {"filter.score": "knn"},
+        {"filter.score": "sal-plus", "filter.threshold_quantile": None},
+        {"filter.directions": "wild"},
+    ):
+        filter_stage.run(workspace, params_of(workspace, changes), EXPERIMENT)
+        result = theory.run(workspace, quick_params, EXPERIMENT)
+        assert (result.tau, result.share) == (usual.tau, usual.share), changes
+    id_train, wild = (stored(workspace, one) for one in (EXPERIMENT.id_representation("train"), WILD))
+    gradients = dense_gradients(wild, wild["predicted"]) - dense_gradients(id_train, id_train["label"]).mean(axis=0)
+    tau = (gradients @ np.linalg.svd(gradients, full_matrices=False)[2][0]) ** 2
+    assert (usual.tau.mean, usual.tau.largest) == pytest.approx((tau.mean(), tau.max()), rel=1e-5)

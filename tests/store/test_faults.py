@@ -48,7 +48,7 @@ def repeated(command: str, root: Path) -> dict[str, bytes]:
 
 WRITES: dict[str, Artifact] = {
     f"train-id {OF_SEED}": EXPERIMENT.classifier,
-    f"filter {OF_WILD}": EXPERIMENT.candidates,
+    f"filter {OF_WILD} --variant sal": EXPERIMENT.candidates,
     f"detector {OF_WILD}": EXPERIMENT.detector,
 }
 
@@ -103,7 +103,7 @@ def test_a_file_that_does_not_fit_is_reported_and_the_old_files_are_as_they_were
     monkeypatch.chdir(workspace.root)
     before = files(workspace.root)
     with small_files_only(1024):
-        result = salcli("filter", *OF_WILD.split())
+        result = salcli("filter", "--variant", "sal", *OF_WILD.split())
     path = EXPERIMENT.candidates.path
     message = f"error: {path} cannot be written: File too large; fix that and run the same command again\n"
     assert (result.exit_code, result.stderr) == (2, message)

@@ -183,7 +183,6 @@ def point_outside(file: h5py.File) -> None:
         ("split", put("train", np.zeros((1, 3), int)), "its train are not a list of numbers from 0 on"),
         ("wild", put("index", np.array([b"x"])), "its index are not a list of numbers from 0 on"),
         ("candidates", put("index", np.array([1, 10**9])), "1 of its 2 candidates are not between 0 and 6"),
-        ("candidates", put("index", np.zeros(0, int)), "it has no candidates"),
         ("candidates", put("wild_score", np.full(7, np.nan)), "7 of 7 numbers of wild_score are NaN or infinite"),
     ],
 )
