@@ -18,7 +18,7 @@ from salcli.sal.gradients import Representation, RepresentationSource
 
 LEAST_CALIBRATION = 20  # samples that SAL+ learns from
 ENOUGH_TO_SPLIT = 200  # calibration samples: half of them certify more than the committee does by all of them
-Pair = tuple[Float[Tensor, " n"], Float[Tensor, " m"]]  # scores of calibration and of wild data
+Pair = tuple[Tensor, Tensor]  # scores of calibration and of wild data
 
 
 def finite(name: str, scores: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ SMALL_SIDE = 64
 # … and up to GRAM_SIDE rows it is cheaper to work on their inner products than on themselves; where K and D are both
 # large, up to GRAM_FACTOR · K·D / (K + D) rows, but at most MOST_GRAM, whose products take 134 MB.
 GRAM_SIDE, GRAM_FACTOR, MOST_GRAM, DENSE_GRAM = 1024, 40, 4096, 256
-JITTER = 1e-15  # of the trace: inner products of rows that depend on each other have a Cholesky factor then
 # Rows that take at most RESIDENT_BYTES in float64 are read once for all passes of an iteration, in pieces that stay in
 # the caches of a CPU from one product to the next.
 RESIDENT_BYTES, PIECE_BYTES = 2**26, 2**21
@@ -176,7 +175,10 @@ def _by_inner_products(terms: Sequence[tuple[CentredGradients, float]], n_vector
     trace = float(gram.diagonal().clamp(min=0).sum())
     if trace <= CANCELLATION * G.size_before_centring():
         return gram.new_zeros(1), G.reference.new_zeros(G.reference[0].numel(), 1)
-    L = torch.linalg.cholesky(gram + JITTER * trace * torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
+    L, failed = torch.linalg.cholesky_ex(gram)
+    if failed:  # rows depend on each other
+        values, vectors = torch.linalg.eigh(gram)
+        L = vectors * values.clamp(min=0).sqrt()
     if len(gram) <= DENSE_GRAM:
         values, own = _largest(L.T @ (weight[:, None] * L), n_vectors)
     else:

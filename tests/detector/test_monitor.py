@@ -118,15 +118,17 @@ def test_many_batches_without_outliers_have_hardly_a_false_find() -> None:
     assert words.count(NOTHING) >= 70
 
 
-def test_changed_id_images_are_not_outliers_and_strange_ones_are(built: Path, tmp_path: Path) -> None:
-    params = params_of(Workspace(built), {"detector.method": "knn"})
-    detector = Detector.load(stage.run(Workspace(built), params, EXPERIMENT, out=tmp_path / "knn").written[0])
+@pytest.mark.parametrize("method", ["knn", "sal-plus"])
+def test_changed_id_images_are_not_outliers_and_strange_ones_are(built: Path, tmp_path: Path, method: str) -> None:
+    params = params_of(Workspace(built), {"detector.method": method})
+    detector = Detector.load(stage.run(Workspace(built), params, EXPERIMENT, out=tmp_path / "file").written[0])
     images, reference = id_images(built, "test"), detector.calibration.astype(np.float64)
     strange = np.random.default_rng(0).integers(0, 255, (80, 1, 8, 8), dtype=np.uint8)
     noisy = np.clip(images + np.random.default_rng(0).normal(0, 60, images.shape), 0, 255).astype(np.uint8)
     for words, batch_of_images in (
-        ({NOTHING, CANNOT_TELL}, images),
+        ({NOTHING}, images),
         ({MOVED, CANNOT_TELL}, noisy),
+        ({MOVED, CANNOT_TELL}, (0.7 * images).astype(np.uint8)),
         ({FOUND_SOME}, np.concatenate([images, strange])),
     ):
         found = judge(reference, detector(batch_of_images).scores.astype(np.float64))

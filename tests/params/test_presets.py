@@ -118,10 +118,10 @@ def test_the_protocols_are_those_of_the_text_and_of_the_released_code() -> None:
     assert [name for name in presets() if resolved(preset(name))["data"]["mixing"] == "recycle"] == ["released"]
     for name in ("paper-text", "released"):
         assert resolved(preset(name))["data"]["id_shares"]["train"] == 0.5, "25,000 images"
-    with pytest.raises(ParamsError, match=r"data\.mixing +is recycle, .* but sal, sal-paper, sal-auto is not"):
+    with pytest.raises(ParamsError, match=r"data\.mixing +is recycle, .* but sal, sal-paper, sal-plus is not"):
         validated(resolved(preset("theory"), {"data.mixing": "recycle"}), "params.yaml")
     shares = {"train": 0.5, "calibration": 0, "wild": 0.5, "test": "official"}
-    with pytest.raises(ParamsError, match=r"data\.id_shares\.calibration +is 0, but sal, sal-auto needs held-out"):
+    with pytest.raises(ParamsError, match=r"data\.id_shares\.calibration +is 0, but sal, sal-plus needs held-out"):
         validated(resolved(preset("theory"), {"data.id_shares": shares}), "params.yaml")
 
 

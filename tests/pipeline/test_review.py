@@ -25,7 +25,8 @@ CANDIDATES = {1, 3, 5}  # above 6
 
 
 def candidates_of(scores: np.ndarray, threshold: float) -> Candidates:
-    return Candidates(np.flatnonzero(scores > threshold), scores, np.arange(len(scores)) % 2, scores, threshold, "sal")
+    index, classes = np.flatnonzero(scores > threshold), np.arange(len(scores)) % 2
+    return Candidates(index, scores, classes, scores, scores * np.nan, classes, threshold, "sal")
 
 
 @pytest.fixture
