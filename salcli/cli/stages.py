@@ -143,7 +143,8 @@ def filter_(**given: Any) -> None:
     session = Session.open("filter", given)
     done = session.run(stage.run, session.experiments)
     view, notes = filter_view(done), [note for one in done for note in one.notes]
-    session.finish(view, written(done), "salcli train-ood", notes=notes)
+    trained = any(one.experiment.variant in session.params.variants for one in done)
+    session.finish(view, written(done), "salcli train-ood" if trained else "salcli evaluate", notes=notes)
 
 
 @taking(
@@ -176,6 +177,8 @@ def train_ood(
     session = Session.open("train-ood", given, parallel=parallel)
     done = []
     for name in names or [*session.params.variants, *session.params.rivals]:
+        if name in session.params.filters:
+            raise UsageMistakeError(f"{name} is only filtered (filters of params.yaml); there is nothing to train")
         if name in session.params.variant:
             done += session.run(stage.run, [one.with_variant(name) for one in session.of_wild_sets])
             continue

@@ -75,9 +75,17 @@ def excess_p_value(n: int, m: int, rank: int, count: int) -> float:
 
     Exact for scores without ties, else at most that: the number is beta-binomial (m, r, n + 1 − r).
     """
-    from scipy.stats import betabinom
+    return float(_beta_binomial(m, rank, n + 1 - rank)[max(0, count) :].sum())
 
-    return float(betabinom.sf(count - 1, m, rank, n + 1 - rank))
+
+def _beta_binomial(m: int, a: int, b: int) -> Floats:
+    """The probabilities of 0 to m."""
+    from scipy.special import betaln, gammaln
+
+    k = np.arange(m + 1)
+    log_p = gammaln(m + 1) - gammaln(k + 1) - gammaln(m - k + 1) + betaln(k + a, m - k + b) - betaln(a, b)
+    p: Floats = np.exp(log_p)
+    return p
 
 
 # -- the certificate
@@ -213,12 +221,10 @@ def most_outliers(n: int, m: int, rank: int, count: int, level: float = 0.05) ->
 
     The other count − k of them are ID samples, so their number is beta-binomial (m − k, r, n + 1 − r).
     """
-    from scipy.stats import betabinom
-
     low, high = 0, count  # P(as few ID samples) falls with k
     while low < high:
         k = (low + high + 1) // 2
-        if betabinom.cdf(count - k, m - k, rank, n + 1 - rank) > level:
+        if _beta_binomial(m - k, rank, n + 1 - rank)[: count - k + 1].sum() > level:
             low = k
         else:
             high = k - 1
@@ -234,8 +240,6 @@ def drift_p_value(calibration: ArrayLike, wild: ArrayLike) -> float:
     Below the median of the calibration scores there are hardly any outliers. If all wild data differ (another camera,
     other writers), that half moves, too. Exact without outliers there; one-sided.
     """
-    from scipy.stats import mannwhitneyu
-
     c, w = np.sort(np.asarray(calibration, float)), np.asarray(wild, float)
     cut = c[len(c) // 2] if len(c) else math.nan
     low, wild_low = c[c < cut], w[w < cut]
@@ -243,9 +247,17 @@ def drift_p_value(calibration: ArrayLike, wild: ArrayLike) -> float:
         return 1.0
     if len(wild_low) == 0:
         return excess_p_value(len(c), len(w), (len(c) + 1) // 2, len(w))
-    n_pairs, both = len(low) * len(wild_low), np.concatenate([low, wild_low])
-    method = "exact" if n_pairs <= 400 and len(np.unique(both)) == len(both) else "asymptotic"
-    return float(mannwhitneyu(wild_low, low, alternative="greater", method=method).pvalue)
+    n, m, ranked = len(low), len(wild_low), np.sort(low)
+    pairs = sum(np.searchsorted(ranked, wild_low, side).sum() for side in ("left", "right")) / 2  # in which wild is higher
+    _, ties = np.unique(np.concatenate([low, wild_low]), return_counts=True)
+    if n * m <= 400 and ties.max() == 1:
+        from scipy.stats import mannwhitneyu  # slow to load
+
+        return float(mannwhitneyu(wild_low, low, alternative="greater", method="exact").pvalue)
+    from scipy.special import ndtr
+
+    variance = n * m / 12 * (n + m + 1 - (ties**3 - ties).sum() / ((n + m) * (n + m - 1)))
+    return float(ndtr(-(pairs - n * m / 2 - 0.5) / math.sqrt(variance))) if variance > 0 else 1.0
 
 
 # -- many p-values

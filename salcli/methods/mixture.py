@@ -31,6 +31,7 @@ SLOPE = 4.0  # of the committee; it is not learned, because without outliers any
 TOTAL_VARIANCES = (0.3, 1.0, 3.0, 10.0)  # v
 DIRECTION_VARIANCE = 3.0  # of b
 OFFSET, OFFSET_VARIANCE = -5.0, 25.0
+NEGLIGIBLE = 15.0  # a log evidence so far below another one weighs nothing
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the mean variance of a feature
 MOST_COMPONENTS = 400  # principal components of the features in z
 MOST_ROWS = 10_000  # of a side that are fitted to
@@ -159,6 +160,8 @@ def fit_mixture(known: Float[Tensor, "l d"] | None, calibration: Samples, wild: 
         found, log_evidence = _fitted(np.column_stack([np.ones(len(u)), g, z]), u, is_wild, log_ratio, prior, start)
         fits.append((log_evidence, found))
         start = found
+        if log_evidence < fits[0][0] - NEGLIGIBLE and log_evidence < fits[-2][0]:  # larger v have less, and take longest
+            break
     evidence = np.array([one for one, _ in fits])
     evidence = np.exp(evidence - evidence.max())
     evidence /= evidence.sum()

@@ -29,6 +29,7 @@ class ReviewRow:
     row: int | None  # there, or in the list of the image, counted from 0
     id: str
     score: float
+    certified: int  # of the samples with at least this score, so many are outliers (95%)
     predicted: str
     decision: str
 
@@ -54,6 +55,7 @@ def _rows_of(workspace: Workspace, params: Params, experiment: Experiment, index
     candidates = read_candidates(found)
     classes = class_names(workspace, params.data)
     mark, is_candidate = filter_mark(found, experiment), candidates.is_candidate
+    rank = np.argsort(np.argsort(-candidates.wild_score, kind="stable"))
     return [
         ReviewRow(
             ood=experiment.ood,
@@ -62,6 +64,7 @@ def _rows_of(workspace: Workspace, params: Params, experiment: Experiment, index
             index=int(i),
             **origin._asdict(),
             score=float(candidates.wild_score[i]),
+            certified=int(candidates.certified[rank[i]]),
             predicted=classes[candidates.predicted[i]],
             decision=KEEP if is_candidate[i] else "",
         )

@@ -21,6 +21,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from salcli.conformal.evidence import longest_certified
 from salcli.errors import printable
 from salcli.report.paper import ERRORS, paper_sal_by_pi
 from salcli.report.stage_tables import score_label, share_text
@@ -154,9 +155,9 @@ def draw_condition(axes: Axes, theory: dict[str, Any]) -> None:
     bar = np.array([[zeta - float(theory["zeta_without_noise"])], [0.0]])
     if pi is not None:
         axes.errorbar(pi, zeta, bar, fmt="o", color=PURPLE, capsize=4, label=f"ζ at the true π = {pi:.3f}")
-    name = f"ζ at π̂ = {estimate['pi']:.3f} (by {estimate['score']})"
-    axes.errorbar(estimate["pi"], zeta, bar, fmt="D", color=BLUE, capsize=4, label=name)
-    at, pairwise = estimate["pi"] if pi is None else pi, theory["zeta_pairwise"]
+    name = f"ζ at π̂ = {estimate['value']:.3f}"
+    axes.errorbar(estimate["value"], zeta, bar, fmt="D", color=BLUE, capsize=4, label=name)
+    at, pairwise = estimate["value"] if pi is None else pi, theory["zeta_pairwise"]
     axes.plot(at, pairwise, "s", color=GREY, markerfacecolor="none", label="pairwise (authors' code)")
     axes.set(xlabel="π", ylabel="ζ", xlim=(-0.02, 1.02))
     axes.set_ylim(bottom=0)
@@ -340,6 +341,27 @@ class Chart:
 def compact(number: float) -> str:
     """Three digits, with a real minus."""
     return f"{number:.3g}".replace("-", "−")
+
+
+def certificate_chart(candidates: Candidates) -> Chart | None:
+    """How many of the first k wild samples by falling score are outliers, at least; None without a certificate."""
+    certified, n_candidates = candidates.certified, len(candidates.index)
+    if not certified.any():
+        return None
+    length = min(len(certified), max(2 * n_candidates, 50))
+    at = np.arange(1, length + 1)
+    with _axes(WIDE) as (figure, plot):
+        plot.plot(at, at, color=GREY, linestyle=":", label="all of them")
+        plot.plot(at, 0.8 * at, color=GREY, linestyle="--", label="80% of them")
+        plot.step(at, certified[:length], where="mid", color=PURPLE, label="at least so many are outliers (95%)")
+        if n_candidates:
+            mark_threshold(plot, n_candidates, f"{n_candidates:,} candidates")
+        plot.set(xlabel="wild samples, highest score first", ylabel="certified outliers", xlim=(0, length), ylim=(0, None))
+        plot.legend(loc="upper left")
+    sure = longest_certified(certified, 0.8)
+    summary = f"At least {certified[n_candidates - 1] if n_candidates else 0:,} of the candidates are outliers. "
+    summary += f"Down to the first {sure:,} samples at least 80% are." if sure else "No list is certified to 80%."
+    return Chart("certificate", "How far down the list can one go?", summary, figure)
 
 
 def tau_chart(candidates: Candidates) -> Chart:

@@ -26,6 +26,7 @@ from salcli.report.figures import (
     pi_chart,
     roc_chart,
     roc_overview,
+    certificate_chart,
     tau_chart,
     theory_charts,
     training_chart,
@@ -107,6 +108,7 @@ def collect(
         "warning": fit_warning(findings),
         "galleries": read_galleries(workspace, params, findings, top),
         "tau": tau_chart(findings.candidates),
+        "certificate": certificate_chart(findings.candidates),
         "overview": roc_overview(findings) if findings.has_ood else None,
         "methods": methods,
         "training": [training_chart(name, findings.label(name), curve) for name, curve in findings.curves.items()],
@@ -116,7 +118,7 @@ def collect(
         "facts": provenance(workspace, experiment),
     }
     of_methods = [chart for _, _, pair in methods for chart in pair]
-    every = [page["tau"], page["overview"], *of_methods, *page["training"], *page["theory"], page["by_pi"]]
+    every = [page["tau"], page["certificate"], page["overview"], *of_methods, *page["training"], *page["theory"], page["by_pi"]]
     page["charts"] = charts = [chart for chart in every if chart]
     with progress.task(f"report, {experiment}", len(charts), "charts") as task:
         for chart in charts:

@@ -37,7 +37,7 @@ def found(tmp_path: Path) -> Found:
 
 def row(found: Found, index: int, decision: str, experiment: Experiment = X) -> ReviewRow:
     return ReviewRow(
-        experiment.ood, experiment.seed, filter_mark(found, experiment), index, "", None, "", 0.5, "cat", decision
+        experiment.ood, experiment.seed, filter_mark(found, experiment), index, "", None, "", 0.5, 0, "cat", decision
     )
 
 
@@ -53,7 +53,7 @@ def review(found: Found, rows: Iterable[ReviewRow], experiment: Experiment = X) 
 @pytest.mark.parametrize("name", ["=cmd()", "\tx", 'a\nb, "hi"', os.fsdecode(b"\xff\xfe")])
 def test_names_come_back_as_text_that_no_spreadsheet_runs(name: str, tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
-    write_review(path, [ReviewRow("ood", 0, "filter-1", 3, name, 3, name, 0.5, name, "drop")])
+    write_review(path, [ReviewRow("ood", 0, "filter-1", 3, name, 3, name, 0.5, 0, name, "drop")])
     (written,) = csv.DictReader(io.StringIO(path.read_bytes().decode(), newline=""))
     assert tuple(written) == COLUMNS
     assert written["file"][0] not in "=+-@\t\r"
@@ -68,7 +68,7 @@ def test_an_image_in_an_array_has_no_file_of_its_own() -> None:
         ("v.npz", 7, "r7"),
         ("", None, ""),
     ]
-    found = [ReviewRow("x", 0, "filter-1", 3, *origin, 0.5, "cat", "keep").is_image_file for origin in rows]
+    found = [ReviewRow("x", 0, "filter-1", 3, *origin, 0.5, 0, "cat", "keep").is_image_file for origin in rows]
     assert found == [True, True, False, False, False]
 
 
@@ -81,7 +81,7 @@ def test_an_image_in_an_array_has_no_file_of_its_own() -> None:
 ])  # fmt: skip
 def test_spreadsheets_may_write_it_in_their_way(change: Callable[[str], str], tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
-    write_review(path, [ReviewRow("x", 0, "filter-1", i, "", None, "", 0.5, "cat", "keep") for i in range(3)])
+    write_review(path, [ReviewRow("x", 0, "filter-1", i, "", None, "", 0.5, 0, "cat", "keep") for i in range(3)])
     before = read_review(path)
     path.write_bytes(change(path.read_text()).encode())
     assert [replace(one, line=0) for one in read_review(path)] == [replace(one, line=0) for one in before]
