@@ -4,14 +4,14 @@ import argparse
 
 import numpy as np
 
-from salcli.detector.decisions import log_wealth, online_p_values
+from salcli.conformal.stream import log_wealth, online_p_values
 
 CHANGES = {
     "10% outliers": (0.1, 0.0),
     "50% outliers": (0.5, 0.0),
-    "all scores lower by ½ σ": (0.0, -0.5),
-    "all scores lower by 2 σ": (0.0, -2.0),
     "all scores higher by ½ σ": (0.0, 0.5),
+    "all scores higher by 2 σ": (0.0, 2.0),
+    "all scores lower by ½ σ": (0.0, -0.5),
 }
 
 
@@ -25,7 +25,7 @@ def first_alarms(
         scores = rng.normal(size=before + after)
         scores[before:] += shift
         is_outlier = np.append(np.zeros(before, bool), rng.random(after) < pi)
-        scores[is_outlier] = rng.normal(-4, 1, is_outlier.sum())
+        scores[is_outlier] = rng.normal(4, 1, is_outlier.sum())
         own[:] = online_p_values(rng.normal(size=n_reference), scores, rng)
     crossed = log_wealth(p) >= -np.log10(alpha)
     return np.where(crossed.any(axis=1), crossed.argmax(axis=1) + 1.0, np.inf)

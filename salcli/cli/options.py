@@ -95,7 +95,7 @@ DETECTOR = option(
     "The detector.",
     show_default="detector.safetensors here, or that of the project's runs",
 )
-ID_QUANTILE = option(float, "--id-quantile", "Share of ID data to keep: what scores below its threshold is OOD.", 0.95)
+ID_QUANTILE = option(float, "--id-quantile", "Share of ID data to keep: what scores above its threshold is OOD.", 0.95)
 ALLOW_IMPORT = option(
     bool, "--allow-import", "If the network is a custom one, import the module that the file names.", False
 )

@@ -48,7 +48,7 @@ def predict(
     null: Annotated[bool, typer.Option("--null", "-0", help="Paths on standard input end with NUL.")] = False,
     **given: Any,
 ) -> None:
-    """Predict for each image or vector: its class, its OOD score, whether it is OOD, and a p-value.
+    """Predict for each image or vector: its class, its score (higher = more OOD), whether it is OOD, and a p-value.
 
     Exit code 0, or 3 with --fail-on-ood if any sample is OOD, or 2 if nothing could be done.
     """

@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from salcli.conformal.evidence import calibration_needed, false_discovery_cutoff, least_flagged, p_values, threshold
 from salcli.data.decoding import one_ahead
 from salcli.data.sets import LARGEST_SIDE, some_of
 from salcli.data.vectors import ANY, Columns
-from salcli.detector.decisions import check_fdr, false_discovery_cutoff, p_values, too_few_to_flag
 from salcli.detector.images import ImageFormat, as_paths
 from salcli.detector.vectors import VectorFormat
 from salcli.engine.device import resolve_device
-from salcli.errors import DataError, DeviceError, MissingArtifactError, UsageMistakeError, printable
-from salcli.methods.base import InputScore, Method, PostHoc, Trained, find_method, is_custom_method
+from salcli.errors import BadArtifactError, DataError, DeviceError, MissingArtifactError, UsageMistakeError, printable
+from salcli.methods.base import IdTrained, InputScore, Method, PostHoc, Trained, find_method, is_custom_method
 from salcli.methods.sal import Sal, variant_label
 from salcli.models.backbones import is_hooked, takes_vectors
 from salcli.models.custom import check_may_import
@@ -43,8 +43,8 @@ from salcli.models.network import Classifier, NetworkSpec, with_weights
 from salcli.models.pretrained import Embedder, EmbedderSpec
 from salcli.pipeline.embed import ON_A_CPU
 from salcli.sal.gradients import Representation
-from salcli.sal.metrics import ID_QUANTILE, is_below, threshold_that_keeps
-from salcli.store.files import Found, Header, read_header, read_tensors, write_tensors
+from salcli.sal.metrics import ID_QUANTILE
+from salcli.store.files import Found, Header, as_json, read_header, read_tensors, write_tensors
 from salcli.store.formats import as_described
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ MADE_BY = "salcli detector"
 NETWORK, EMBEDDER, METHOD = "network.", "embedder.", "method."  # prefixes of the names of tensors
 BACKBONES = (EMBEDDER, f"{NETWORK}backbone.")  # what float16 is for
 CALIBRATION = "calibration_scores"
+SIGN = "outlier scores: higher = more OOD"  # in the header; files without it have the other sign
 BATCH_SIZE = 256
 MOST_PIXELS = 2**22  # in one pass, whatever the batch size: 83 images of 224 × 224
 ROUNDING = 1e-3  # largest relative error of a tensor that is stored in float16
@@ -68,11 +69,11 @@ class Scores(NamedTuple):
 
     label: NDArray[np.int64]  # n, the predicted class
     probability: NDArray[np.float32]  # n, of that class
-    score: NDArray[np.float32]  # n, the OOD score, higher = more ID-like
+    score: NDArray[np.float32]  # n, the outlier score, higher = more OOD
 
 
 def logits_and_scores(network: Classifier, method: Method, samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Class logits (n, K) and OOD scores (n) of a batch. Methods compute on the CPU, as in `evaluate`."""
+    """Class logits (n, K) and outlier scores (n) of a batch. Methods compute on the CPU, as in `evaluate`."""
     if isinstance(method, PostHoc):
         feature, logits = (one.float().cpu() for one in network.features_and_logits(samples))
         return logits, method.score(Representation(feature, logits, logits.argmax(dim=1)))
@@ -130,8 +131,8 @@ class Predictions:
 
     classes: tuple[str, ...]  # names of the predicted classes
     probabilities: NDArray[np.float32]  # n, of the predicted class
-    scores: NDArray[np.float32]  # n, higher = more ID-like
-    is_ood: NDArray[np.bool_]  # n, whether the score is below the detector's threshold
+    scores: NDArray[np.float32]  # n, higher = more OOD
+    is_ood: NDArray[np.bool_]  # n, whether the score is above the detector's threshold
     p_values: NDArray[np.float64]  # n, against the calibration scores
     names: tuple[str, ...] = ()  # paths of images, ids of vectors, where they came from files
     name_column: str = "path"
@@ -170,7 +171,7 @@ class Detector:
         network: Classifier,  # of images, of vectors, or of what the embedder makes of images
         takes: ImageFormat | VectorFormat,
         class_names: tuple[str, ...],
-        calibration: NDArray[np.float32],  # sorted OOD scores of held-out ID data
+        calibration: NDArray[np.float32],  # sorted outlier scores of held-out ID data
         provenance: Mapping[str, Any],
         *,
         method: Method | None = None,  # with what it was fitted to; SAL's OOD classifier by itself
@@ -195,8 +196,7 @@ class Detector:
         self.takes, self.class_names = takes, class_names
         self.calibration, self.provenance, self.float16 = calibration, provenance, float16
         self.id_quantile, self.batch_size = id_quantile, batch_size
-        # without held-out ID data it scores samples, but flags none
-        self.threshold = threshold_that_keeps(calibration, id_quantile) if len(calibration) else -math.inf
+        self.threshold = threshold(calibration, 1 - id_quantile)  # infinite: it scores samples, but flags none
         if float16:
             round_to_float16(self.network.backbone)
             if self.embedder is not None:
@@ -223,6 +223,10 @@ class Detector:
         except FileNotFoundError:
             raise MissingArtifactError(f"{found.path} is not there; make a detector with: {MADE_BY}") from None
         custom = custom_code(header)
+        if header.about.get("scores") != SIGN:
+            raise BadArtifactError(
+                f"{found.path} was made by a former version of salcli, whose scores had the other sign; {found.fix}"
+            )
         for name in custom:
             check_may_import(name, str(found.path), allowed=allow_import)
         with as_described(found, has_custom_code=bool(custom)):
@@ -235,7 +239,8 @@ class Detector:
             self.takes.kind: asdict(self.takes),
             "class_names": self.class_names,
             "id_quantile": ID_QUANTILE,  # this and the threshold are for people and other programs; `load` ignores them
-            "threshold": threshold_that_keeps(self.calibration, ID_QUANTILE) if len(self.calibration) else None,
+            "threshold": as_json(threshold(self.calibration, 1 - ID_QUANTILE)),
+            "scores": SIGN,
             "float16": self.float16,
             "method": {
                 "name": self.method.name,
@@ -287,13 +292,56 @@ class Detector:
         That is the procedure of Benjamini and Hochberg on the p-values of all samples. A warning says if the
         calibration sample is too small for it to flag any.
         """
-        check_fdr(fdr, len(self.calibration))
+        self.check_fdr(fdr)
         found = self(samples, columns)
         found = replace(found, is_ood=found.p_values <= false_discovery_cutoff(found.p_values, fdr))
-        reason = too_few_to_flag(len(found), len(self.calibration), fdr)
-        if reason and not found.is_ood.any():
+        if not found.is_ood.any() and (reason := self.too_few_for(fdr, len(found))):
             warnings.warn(reason, stacklevel=2)
         return found
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether p-values of any samples are exact: nothing was learned or chosen by calibration or wild data."""
+        if self.reason:  # auto compares methods on both
+            return False
+        if isinstance(self.method, PostHoc):
+            return not (self.method.needs_wild or self.method.needs_calibration)
+        return isinstance(self.method, InputScore | IdTrained)
+
+    @property
+    def too_few(self) -> str:
+        """Why no sample can be above the threshold; empty if one can be."""
+        if self.threshold < math.inf:
+            return ""
+        return (
+            f"{len(self.calibration):,} calibration samples are too few to keep {self.id_quantile:.4g} of ID data, so "
+            f"samples are scored, but none is OOD: {calibration_needed(1 - self.id_quantile):,} would do "
+            "(data.id_shares.calibration)"
+        )
+
+    def check_fdr(self, fdr: float) -> None:
+        """Refuse a false discovery rate at which nothing could ever be flagged."""
+        if not 0 < fdr < 1:
+            raise UsageMistakeError(
+                f"the false discovery rate must be greater than 0 and less than 1, got {fdr:g}; for example 0.1"
+            )
+        if self.too_few_for(fdr, 1):
+            raise UsageMistakeError(
+                f"a false discovery rate of {fdr:g} needs at least {calibration_needed(fdr):,} calibration samples, "
+                f"and this detector has {len(self.calibration):,}; ask for a higher rate, or give "
+                "data.id_shares.calibration a larger share"
+            )
+
+    def too_few_for(self, fdr: float, n_samples: int) -> str:
+        """Why few outliers cannot be flagged in a batch of this size; empty if even one can be."""
+        n, least = len(self.calibration), least_flagged(len(self.calibration), n_samples, fdr)
+        if least <= 1:
+            return ""
+        return (
+            f"with {n:,} calibration samples no p-value is below 1/{n + 1:,}, so fewer than {least:,} outliers among "
+            f"{n_samples:,} samples cannot be flagged at a false discovery rate of {fdr:g}; "
+            f"{calibration_needed(fdr / n_samples):,} would do for one outlier"
+        )
 
     def scan(self, files: Sequence[str | os.PathLike[str]], columns: Columns = ANY) -> Generator[Scanned]:
         """Predict files in their order, part by part; what cannot be read is reported, not raised.
@@ -316,7 +364,7 @@ class Detector:
             classes=tuple(self.class_names[k] for k in found.label),
             probabilities=found.probability,
             scores=found.score,
-            is_ood=is_below(found.score, self.threshold),
+            is_ood=~(found.score <= self.threshold),  # also what is NaN
             p_values=p_values(self.calibration, found.score),
             names=names,
             name_column=self.takes.name_column,
@@ -361,15 +409,19 @@ def _assemble(header: Header, tensors: dict[str, Tensor]) -> dict[str, Any]:
     if content is not None:
         given = EmbedderSpec.from_json(content)
         embedder = with_weights(given.backbone, lambda: Embedder(given), parts[EMBEDDER])
-    stored = about.get("method", {"name": Sal.name})  # a file from before there were others
+    stored = about["method"]
     # variants of SAL are one class, which is not among the methods that have a name of their own
     kind = Sal if stored["name"] == Sal.name else find_method(str(stored["name"]))
     network = with_weights(spec.backbone, lambda: network_class(kind)(spec), parts[NETWORK])
     takes = _takes(spec, about, embedder)
-    method = kind.from_settings(stored.get("settings", {}))
+    method = kind.from_settings(stored["settings"])
     if parts[METHOD]:
         method.restore(parts[METHOD])
-        _check_score(network, method, (len(spec.mean),) if takes_vectors(spec.backbone) else takes.sample_shape)
+        shape = (len(spec.mean),) if takes_vectors(spec.backbone) else takes.sample_shape
+        with torch.inference_mode():  # what it was fitted to must fit the features and classes of the network
+            _, score = logits_and_scores(network.eval(), method, torch.zeros(1, *shape))
+        if score.shape != (1,) or not score.is_floating_point():
+            raise ValueError(f"what {method.name} was fitted to does not fit its network")
     return {
         "network": network,
         "takes": takes,
@@ -377,19 +429,11 @@ def _assemble(header: Header, tensors: dict[str, Tensor]) -> dict[str, Any]:
         "calibration": calibration,
         "provenance": about["provenance"],
         "method": method,
-        "name": str(stored.get("row", Sal.name)),
+        "name": str(stored["row"]),
         "reason": str(stored.get("reason", "")),
         "embedder": embedder,
         "float16": bool(about.get("float16")),
     }
-
-
-def _check_score(network: Classifier, method: Method, sample_shape: tuple[int, ...]) -> None:
-    """Score one sample: what the method was fitted to must fit the features and classes of the network."""
-    with torch.inference_mode():
-        _, score = logits_and_scores(network.eval(), method, torch.zeros(1, *sample_shape))
-    if score.shape != (1,) or not score.is_floating_point():
-        raise ValueError(f"what {method.name} was fitted to does not fit its network")
 
 
 def _takes(spec: NetworkSpec, about: Mapping[str, Any], embedder: Embedder | None) -> ImageFormat | VectorFormat:

@@ -20,7 +20,7 @@ from salcli.detector.vectors import VectorFormat
 from salcli.errors import ModelError, StorageError, UsageMistakeError
 from salcli.methods.base import InputScore, built_in
 from salcli.models.custom import describe_failure
-from salcli.store.files import atomic_path
+from salcli.store.files import as_json, atomic_path
 
 OUTPUTS = ("logits", "score", "is_ood", "p_value")
 TOLERANCE = 1e-4  # of logits and scores; relative where they are larger than 1
@@ -34,7 +34,7 @@ Runner = Callable[[Tensor], list[Tensor]]
 
 
 class DetectorGraph(nn.Module):
-    """Images or vectors to the OUTPUTS: class logits, OOD score, decision, p-value.
+    """Images or vectors to the OUTPUTS: class logits, outlier score, decision, p-value.
 
     Normalisation is inside, and so is the frozen backbone with its crop.
     """
@@ -60,9 +60,9 @@ class DetectorGraph(nn.Module):
             samples = self.embedder.backbone(self.embedder.normalised(samples)).float()
         logits, exact = logits_and_scores(self.network, self.method, samples)
         score = exact.float()
-        n_at_most = (self.calibration <= score[:, None]).sum(1)
-        p_value = (1 + n_at_most).to(torch.float32) / (len(self.calibration) + 1)
-        return logits, score, ~(score >= self.threshold), p_value
+        n_at_least = (self.calibration >= score[:, None]).sum(1)
+        p_value = (1 + n_at_least).to(torch.float32) / (len(self.calibration) + 1)
+        return logits, score, ~(score <= self.threshold), p_value
 
 
 def export(detector: Detector, path: Path, to: str) -> float:
@@ -109,14 +109,14 @@ def description(detector: Detector) -> dict[str, Any]:
         "input": _described_input(detector),
         "outputs": {
             "logits": "of the classes, before softmax",
-            "score": f"OOD score of {detector.label}, higher = more like ID data",
-            "is_ood": "whether the score is below the threshold",
+            "score": f"outlier score of {detector.label}, higher = more OOD",
+            "is_ood": "whether the score is above the threshold",
             "p_value": "conformal, against the calibration scores",
         },
         "class_names": detector.class_names,
         "method": {"name": detector.name, "label": detector.label, "reason": detector.reason},
         "id_quantile": detector.id_quantile,
-        "threshold": detector.threshold,
+        "threshold": as_json(detector.threshold),
         "n_calibration": len(detector.calibration),
         "provenance": dict(detector.provenance),
     }
@@ -160,9 +160,9 @@ def _compare(graph: DetectorGraph, run: Runner, takes: ImageFormat | VectorForma
         logits, score, is_ood, p_value = found = run(samples)
         if [one.shape for one in found] != [one.shape for one in expected]:
             raise ModelError(f"the exported graph ({to}) does not take batches of {n}; nothing was written")
-        n_at_most = torch.searchsorted(graph.calibration, score, right=True)
-        has_p_values = torch.allclose(p_value, (1 + n_at_most) / (len(graph.calibration) + 1), atol=1e-6)
-        if not torch.equal(is_ood, ~(score >= graph.threshold)) or not has_p_values:
+        n_below, n = torch.searchsorted(graph.calibration, score), len(graph.calibration)
+        has_p_values = torch.allclose(p_value, (1 + n - n_below) / (n + 1), atol=1e-6)
+        if not torch.equal(is_ood, ~(score <= graph.threshold)) or not has_p_values:
             raise ModelError(f"the exported graph ({to}) does not decide as the detector does; nothing was written")
         for ours, theirs in ((expected[0], logits), (expected[1], score)):
             difference = float(((ours - theirs).abs() / ours.abs().clamp(min=1)).max())

@@ -1,6 +1,6 @@
 """`salcli monitor`: batches of new samples beside the calibration sample, and an alarm that may be watched for ever.
 
-Scores come from samples, or from files that `salcli predict` wrote. Here as in a detector, higher = more ID-like.
+Scores come from samples, or from files that `salcli predict` wrote. Higher = more OOD.
 """
 
 from __future__ import annotations
@@ -19,39 +19,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from salcli.conformal.evidence import (
+    DRIFT,
+    FOUND,
+    HINT,
+    counts_above,
+    drift_p_value,
+    envelope,
+    holm,
+    p_values,
+    share_of_outliers,
+)
+from salcli.conformal.stream import log_wealth, online_p_values
 from salcli.data.folders import files_below
 from salcli.data.sets import some_of
 from salcli.data.vectors import ANY, Columns, cell_texts, check_columns, opened
-from salcli.detector.decisions import holm, log_wealth, online_p_values, p_values
 from salcli.detector.detector import Detector
 from salcli.detector.predict import FORMAT_OF_SUFFIX, Say, find_files, open_detector
 from salcli.errors import DataError, StorageError, UsageMistakeError, as_text, printable
 from salcli.progress import Progress, Silent, Task
-from salcli.sal.metrics import is_below
-from salcli.sal.outlier_share import DRIFT, drift_of, share_of_outliers
-from salcli.store.files import fingerprint, write_text
+from salcli.store.files import as_json, fingerprint, write_text
 
 ALPHA = 0.01
 LEAST = 20  # samples of a batch: fewer say nothing about a distribution
-N_RESAMPLES = 200  # of the bootstrap: a 90% interval of π̂
-SOME_DRIFT = 2.0  # standard errors; beyond DRIFT there is no doubt
+SOME_DRIFT = 0.05  # p-value of a hint of it
 SEED = 0  # of the smoothing: another seed for each run would be another chance of a false alarm
 DAY, FILE = "day", "file"
+AT_ONCE = 10_000  # rows of a file of predictions
 
 Values = NDArray[np.float64]
 
-# What a batch may look like, and what that means.
-EXPECTED, OUTLIERS, EITHER, MOVED = "as expected", "outliers", "outliers or drift", "drift"
-HIGHER, OTHER, FEW, EMPTY, NORMAL = "more ID-like", "other scores", "too few", "empty", "baseline"
+# the verdict on a batch, and what it means
+FOUND_SOME, CANNOT_TELL, NOTHING, MOVED = "found", "cannot tell", "nothing found", "drift"
+HIGHER, FEW, EMPTY, NORMAL = "more ID-like", "too few", "empty", "baseline"
 MEANING = {
-    OUTLIERS: "more scores are low than ID data have, while the others are where they were",
-    MOVED: "all scores have become lower, also the ID-like ones: the ID data have changed (another camera, other "
-    "preprocessing, another season), and what is low need not be an outlier",
-    EITHER: "more scores are low than ID data have; these samples do not tell whether some are outliers or all ID data "
-    "have changed",
-    HIGHER: "scores are higher than those of new ID data: easier samples, or samples that the detector was trained on",
-    OTHER: "the scores are distributed differently, but neither lower nor higher as a whole",
-    FEW: f"fewer than {LEAST} samples: no estimate",
+    FOUND_SOME: "more scores are high than ID data have, while the ID-like ones are where they were: outliers",
+    CANNOT_TELL: "more scores are high than usual, but that may be chance, or all ID data may have changed a little; "
+    "more samples would tell",
+    MOVED: "the batch differs as a whole, also in its ID-like scores (another camera, other preprocessing, another "
+    "season), so what is high need not be an outlier; calibrate on labeled samples of the new kind",
+    HIGHER: "scores are lower than those of new ID data: easier samples, or samples that the detector was trained on",
+    FEW: f"fewer than {LEAST} samples: no verdict",
 }
 
 
@@ -62,16 +70,13 @@ class Batch:
     batch: str
     n: int
     unreadable: int
-    flagged: int  # scores below the detector's threshold
-    pi: float | None = None  # estimated share of outliers, with its 90% interval
-    pi_low: float | None = None
-    pi_high: float | None = None
-    distance: float | None = None  # Kolmogorov–Smirnov
-    p_value: float | None = None  # of that test, adjusted for the number of batches (Holm)
-    p_flagged: float | None = None  # of so many flagged samples, adjusted likewise
-    p_tail: float | None = None  # of so many after the medians are aligned, not adjusted
-    drift: float | None = None  # how far the ID-like half of the scores has moved, in standard errors
-    looks_like: str = EMPTY
+    flagged: int  # scores above the detector's threshold
+    verdict: str = EMPTY
+    pi: float | None = None  # estimated share of outliers with its 90% interval, where some are found
+    pi_low: float | None = None  # certified: at least this share is outliers (95%)
+    pi_high: float | None = None  # also where nothing is found: at most this share is outliers (95%)
+    p_value: float | None = None  # of "there is no outlier"; this and drift are adjusted for the batches (Holm)
+    drift: float | None = None  # p-value of "the ID-like half of the scores is where it was"
     log10_martingale: float = 0.0  # after this batch
     alarm: bool = False  # whether there has been an alarm up to the end of this batch
 
@@ -101,9 +106,7 @@ class Monitoring:
     def write(self, path: Path) -> None:
         """As one JSON document, or with one line for each batch if the name ends in .jsonl."""
         rows = [asdict(batch) for batch in self.batches]
-        for row in rows:  # JSON has no infinity
-            row["drift"] = row["drift"] if math.isfinite(row["drift"] or 0) else None
-        about = {name: value for name, value in asdict(self).items() if name not in ("batches", "wealth")}
+        about = as_json({name: one for name, one in asdict(self).items() if name not in ("batches", "wealth")})
         if is_lines(path):
             write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         else:
@@ -192,27 +195,25 @@ def _monitored(
         wealth = log_wealth(p, task.advance)
     crossed = np.flatnonzero(wealth >= -math.log10(alpha))
     first = int(crossed[0]) + 1 if len(crossed) else math.inf
+    judged = [name for name in names[baseline:] if len(scores[name]) >= LEAST]
     found: dict[str, dict[str, Any]] = {}
-    with progress.task("compare", len(names) - baseline, "batches") as task:
-        for name in names[baseline:]:
-            found[name] = judge_batch(reference, scores[name], loaded.threshold)
+    with progress.task("compare", len(judged), "batches") as task:
+        for name in judged:
+            found[name] = judge(reference, scores[name])
             task.advance(1)
-    for key in ("p_value", "p_flagged"):
-        tested = [one for one in found.values() if key in one]
-        for one, adjusted in zip(tested, holm(np.array([one[key] for one in tested])), strict=True):
-            one[key] = float(adjusted)
+    verdicts = dict(zip(judged, verdicts_of([*found.values()]), strict=True))
     batches, end, alarm = [], 0, None
-    for name, own in scores.items():
-        row: dict[str, Any] = {"looks_like": NORMAL}
-        if name in found:
-            row = found[name] | {"looks_like": looks_like(len(own), found[name], alpha)}
-            if row["looks_like"] == MOVED:  # π̂ would count changed ID data as outliers
-                row |= {"pi": None, "pi_low": None, "pi_high": None}
+    for i, (name, own) in enumerate(scores.items()):
+        row: dict[str, Any] = {"verdict": NORMAL if i < baseline else FEW if len(own) else EMPTY}
+        if name in verdicts:
+            row = _shown(found[name], verdicts[name])
+        if i >= baseline:
             end += len(own)
             if alarm is None and end >= first:
                 alarm = Alarm(as_text(name), int(first))
             row |= {"log10_martingale": float(wealth[end - 1]) if end else 0.0, "alarm": alarm is not None}
-        batches.append(Batch(as_text(name), len(own), unreadable[name], _n_flagged(own, loaded.threshold), **row))
+        flagged = int((own > loaded.threshold).sum())
+        batches.append(Batch(as_text(name), len(own), unreadable[name], flagged, **row))
     return Monitoring(
         detector=as_text(path),
         made_from=fingerprint(path),
@@ -226,50 +227,50 @@ def _monitored(
     )
 
 
-def judge_batch(reference: Values, scores: Values, threshold: float) -> dict[str, float]:
-    """What one batch says, before p-values are adjusted. A batch that is too small has only its test."""
-    from scipy.stats import betabinom, ks_2samp
-
-    n, m = len(reference), len(scores)
-    if m == 0:
-        return {}
-    # exact where that is fast: the asymptotic p-value is good from some dozens of samples on
-    tested = ks_2samp(reference, scores, method="exact" if m < 100 and n < 5000 else "asymp")
-    below = _n_flagged(reference, threshold)
-    # the chance that a new ID sample is below the k-th smallest of n scores has the distribution Beta(k, n + 1 − k)
-    n_flagged = _n_flagged(scores, threshold)
-    n_tail = _n_flagged(scores + (np.median(reference) - np.median(scores)), threshold)
-    p_flagged, p_tail = (float(betabinom.sf(k - 1, m, below + 1, max(n - below, 1))) for k in (n_flagged, n_tail))
-    found = {"distance": float(tested.statistic), "p_value": float(tested.pvalue), "p_flagged": p_flagged}
-    if m < LEAST:
-        return found
-    pi, low, high = share_of_outliers(reference, scores, N_RESAMPLES)
-    drift = drift_of(reference, scores)
-    return {**found, "p_tail": p_tail, "pi": pi, "pi_low": low, "pi_high": high, "drift": drift}
+def judge(reference: Values, scores: Values) -> dict[str, float]:
+    """The evidence in one batch, before p-values are adjusted for the number of batches."""
+    limits, share = envelope(len(reference), len(scores)), share_of_outliers(reference, scores)
+    return {
+        "p_value": limits.p_value(counts_above(reference, scores, limits.ranks)),
+        "drift": drift_p_value(reference, scores),
+        "id_like": drift_p_value(scores, reference),
+        "pi": share.value,
+        "pi_low": share.low,
+        "pi_high": share.high,
+    }
 
 
-def looks_like(n: int, found: dict[str, float], alpha: float) -> str:
-    """One of the words in MEANING.
+def verdicts_of(found: Sequence[dict[str, float]]) -> list[str]:
+    """The words in MEANING, or NOTHING, for all batches; adjusts their p-values by Holm's method.
 
-    Drift moves all scores, so the ID-like half moves, too, and after the medians are aligned the low tail is what it
-    was. Outliers leave the ID-like half where it was, and make the tail heavier however it is aligned. Both tests need
-    some hundred samples; where they do not agree, the word is "outliers or drift".
+    Drift moves the ID-like half of the scores as well, and outliers leave it where it was. A find counts only where
+    there is not even a hint of drift.
     """
-    if n < LEAST:
-        return FEW if n else EMPTY
-    has_more_low, differs = found["p_flagged"] < alpha, found["p_value"] < alpha
-    if not (has_more_low or differs):
-        return EXPECTED
-    drift, has_tail = found["drift"], found["p_tail"] < alpha
-    if drift > DRIFT or (drift > SOME_DRIFT and has_more_low and not has_tail):
-        return EITHER if math.isinf(drift) else MOVED
-    if has_more_low:
-        return OUTLIERS if has_tail and drift < SOME_DRIFT else EITHER
-    return HIGHER if drift < -SOME_DRIFT else OTHER
+    hints = [(own["p_value"] <= HINT, own["drift"] <= SOME_DRIFT) for own in found]
+    for key in ("p_value", "drift", "id_like"):
+        for own, adjusted in zip(found, holm(np.array([own[key] for own in found])), strict=True):
+            own[key] = float(adjusted)
+    words = []
+    for own, (is_high, may_have_moved) in zip(found, hints, strict=True):
+        if own["drift"] <= DRIFT:
+            words.append(MOVED)
+        elif own["p_value"] <= FOUND and not may_have_moved:
+            words.append(FOUND_SOME)
+        elif is_high:
+            words.append(CANNOT_TELL)
+        else:
+            words.append(HIGHER if own["id_like"] <= DRIFT else NOTHING)
+    return words
 
 
-def _n_flagged(scores: Values, threshold: float) -> int:
-    return int(is_below(scores, threshold).sum())
+def _shown(found: dict[str, float], verdict: str) -> dict[str, Any]:
+    """No share of outliers where none is found, and no bound either where all ID data may have changed."""
+    hidden = {"id_like"}
+    if verdict != FOUND_SOME:
+        hidden |= {"pi", "pi_low"}
+    if verdict == MOVED:
+        hidden |= {"pi_high"}
+    return {"verdict": verdict} | {key: value for key, value in found.items() if key not in hidden}
 
 
 # --- scores of a stream
@@ -328,14 +329,14 @@ class _Reader:
         else:
             yield files, repeat(argument)
 
-    def _labels(self, file: Path, cells: Sequence[str] | None, argument: str) -> Iterator[str]:
-        """The batch of each row."""
+    def _labels(self, file: Path, cells: Sequence[str] | None, argument: str, start: int = 0) -> Iterator[str]:
+        """The batch of each row, the first of which has the number `start`."""
         if cells is None:
             return repeat(_day_of(file) if self.by == DAY else argument)
         if self.by != DAY:
             return iter([cell or "(none)" for cell in cells])
         days = []
-        for row, cell in enumerate(cells):
+        for row, cell in enumerate(cells, start):
             try:
                 days.append(_day(cell))
             except ValueError:
@@ -346,61 +347,63 @@ class _Reader:
         return iter(days)
 
     def _add(self, labels: Iterator[str], names: Sequence[str], failed: dict[int, str], scores: NDArray[Any]) -> None:
-        """NaN is the least ID-like of all scores."""
+        """NaN is the most OOD of all scores."""
         of = list(islice(labels, len(names)))
         for i, reason in failed.items():
             self.unreadable[of[i]] += 1
             if len(self.failed) < 10:
                 self.failed[names[i]] = reason
         known = np.array([label for i, label in enumerate(of) if i not in failed])
-        exact = np.nan_to_num(scores.astype(np.float64), nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        exact = np.nan_to_num(scores.astype(np.float64), nan=math.inf, posinf=math.inf, neginf=-math.inf)
         for label in dict.fromkeys(of):
             self._parts.setdefault(label, []).append(exact[known == label])
 
     def _read_predictions(self, file: Path, argument: str, task: Task) -> None:
         """Scores that `salcli predict` wrote with the same detector: their p-values tell."""
-        rows, names = _rows(file)
-        lacking = {"score", "p_value", *([self.column] if self.column else [])} - names
-        if lacking and rows:
-            raise DataError(
-                f"{printable(file)} has no column {', '.join(sorted(lacking))}; "
-                "give samples, or what `salcli predict` wrote"
-            )
-        failed = {i: str(row["error"]) for i, row in enumerate(rows) if row.get("error")}
-        good = [row for i, row in enumerate(rows) if i not in failed]
-        try:
-            p = np.array([float(row["p_value"]) for row in good])
-            # predict leaves out a score that is not finite; its p-value tells at which end it is
-            none = np.where(p < 0.5, -math.inf, math.inf)
-            texts = [row["score"] for row in good]
-            scores = np.array([none[i] if text in ("", None) else float(text) for i, text in enumerate(texts)])
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{printable(file)} holds a score or p-value that is no number: {error}") from None
-        expected = p_values(self.detector.calibration, scores.astype(np.float32))
-        wrong = np.flatnonzero(~(np.abs(p - expected) < 1e-9))
-        if len(wrong):
-            i = int(wrong[0])
-            raise DataError(
-                f"{printable(file)} holds scores of another detector than {self.path}: to a score of {scores[i]:.6g} "
-                f"belongs the p-value {expected[i]:.6g}, not {p[i]:.6g}; predict the samples again with this one"
-            )
-        cells = [str(row[self.column] or "") for row in rows] if self.column else None
-        ids = [str(row.get("path") or row.get("id") or i) for i, row in enumerate(rows)]
-        self._add(self._labels(file, cells, argument), ids, failed, scores.astype(np.float32))
-        task.advance(len(rows))
+        start = 0
+        for rows in _rows(file):
+            lacking = {"score", "p_value", *([self.column] if self.column else [])} - rows[0].keys()
+            if lacking:
+                raise DataError(
+                    f"{printable(file)} has no column {', '.join(sorted(lacking))}; "
+                    "give samples, or what `salcli predict` wrote"
+                )
+            failed = {i: str(row["error"]) for i, row in enumerate(rows) if row.get("error")}
+            good = [row for i, row in enumerate(rows) if i not in failed]
+            try:
+                p = np.array([float(row["p_value"]) for row in good])
+                # predict leaves out a score that is not finite; its p-value tells at which end it is
+                ends = np.where(p < 0.5, math.inf, -math.inf)
+                texts = [row.get("score") for row in good]
+                scores = np.array([ends[i] if text in ("", None) else float(text) for i, text in enumerate(texts)])
+            except (LookupError, TypeError, ValueError) as error:
+                raise DataError(f"{printable(file)} holds a score or p-value that is no number: {error}") from None
+            expected = p_values(self.detector.calibration, scores.astype(np.float32))
+            wrong = np.flatnonzero(~(np.abs(p - expected) < 1e-9))
+            if len(wrong):
+                i = int(wrong[0])
+                raise DataError(
+                    f"{printable(file)} holds scores of another detector than {self.path}: to a score of "
+                    f"{scores[i]:.6g} belongs the p-value {expected[i]:.6g}, not {p[i]:.6g}; predict the samples again "
+                    "with this one"
+                )
+            cells = [str(row.get(self.column) or "") for row in rows] if self.column else None
+            ids = [str(row.get("path") or row.get("id") or start + i) for i, row in enumerate(rows)]
+            self._add(self._labels(file, cells, argument, start), ids, failed, scores.astype(np.float32))
+            task.advance(len(rows))
+            start += len(rows)
 
 
-def _rows(file: Path) -> tuple[list[dict[str, Any]], set[str]]:
-    """Of a CSV or of JSON lines, and the names of their columns."""
+def _rows(file: Path) -> Iterator[list[dict[str, Any]]]:
+    """Of a CSV or of JSON lines, some at once."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            if is_lines(file):
-                rows = [json.loads(line) for line in opened if line.strip()]
-                if not all(isinstance(row, dict) for row in rows):
+            lines = (json.loads(line) for line in opened if line.strip())
+            rows = lines if is_lines(file) else csv.DictReader(opened, strict=True)
+            while some := list(islice(rows, AT_ONCE)):
+                if not all(isinstance(row, dict) for row in some):
                     raise ValueError("a line is no object")
-                return rows, set(rows[0]) if rows else set()
-            reader = csv.DictReader(opened, strict=True)
-            return list(reader), set(reader.fieldnames or ())
+                yield some
     except (ValueError, RecursionError, csv.Error) as error:  # also what is not UTF-8, or not JSON
         raise DataError(f"{printable(file)} cannot be read as {file.suffix}: {error}") from None
 

@@ -15,10 +15,10 @@ from typing import Any, Literal, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from salcli.conformal.evidence import certificate, false_discovery_cutoff
 from salcli.data.folders import files_below
 from salcli.data.sets import some_of
 from salcli.data.vectors import ANY, Columns
-from salcli.detector.decisions import check_fdr, false_discovery_cutoff, too_few_to_flag
 from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned, custom_code
 from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
@@ -52,6 +52,7 @@ class Tally:
     fdr: float | None = None
     n_samples: int = 0
     n_ood: int = 0
+    certified: int = 0  # at least so many of them are outliers (95%); 0 where that is not known
     n_unreadable: int = 0
     unreadable: list[str] = field(default_factory=list)  # the first of them
 
@@ -65,9 +66,11 @@ class Tally:
         share = f" ({self.n_ood / self.n_samples:.1%})" if self.n_samples else ""
         verb = "read" if self.kind == "images" else "used"
         unreadable = f", {self.n_unreadable:,} could not be {verb}" if self.n_unreadable else ""
-        rule = f"OOD: scores below {self.threshold:.4g}, which keeps {self.id_quantile:.4g} of ID data"
+        rule = f"OOD: scores above {self.threshold:.4g}, which keeps {self.id_quantile:.4g} of ID data"
         if self.fdr is not None:
             rule = f"on average at most {self.fdr:.4g} of those called OOD are ID (false discovery rate)"
+        if self.certified:
+            rule += f", and at least {self.certified:,} of the {self.n_ood:,} flagged are outliers (95%)"
         return f"{self.n_samples:,} {self.kind}, {self.n_ood:,} OOD{share}{unreadable}; {rule}"
 
 
@@ -103,7 +106,9 @@ def predict(
     )
     takes = loaded.takes
     if fdr is not None:
-        check_fdr(fdr, len(loaded.calibration))
+        loaded.check_fdr(fdr)
+    elif loaded.too_few:
+        say(loaded.too_few, "warning")
     listed = split_list(sys.stdin.buffer.read(), null=null) if STANDARD_INPUT in paths else []
     files = find_files(takes, paths, listed)
     tally = Tally(loaded.threshold, loaded.id_quantile, takes.kind, fdr)
@@ -129,18 +134,20 @@ def predict(
             reason = next(iter(held[0].failed.values()))
             raise DataError(f"none of {tally.n_unreadable:,} vectors can be used: {reason}")
         if fdr is not None:
-            cutoff = false_discovery_cutoff(np.concatenate([part.predictions.p_values for part in held]), fdr)
-            tally.n_ood = 0
+            p, scores = (
+                np.concatenate([getattr(part.predictions, name) for part in held]) for name in ("p_values", "scores")
+            )
+            cutoff = false_discovery_cutoff(p, fdr)
+            tally.n_ood = int((p <= cutoff).sum())
             for part in held:
-                is_ood = part.predictions.p_values <= cutoff
-                tally.n_ood += int(is_ood.sum())
-                write(replace(part, predictions=replace(part.predictions, is_ood=is_ood)))
+                write(replace(part, predictions=replace(part.predictions, is_ood=part.predictions.p_values <= cutoff)))
+            if tally.n_ood and loaded.is_exact:
+                tally.certified = int(certificate(loaded.calibration, scores)[tally.n_ood - 1])
+            elif not tally.n_ood and (reason := loaded.too_few_for(fdr, len(p))):
+                say(reason, "warning")
     if tally.n_unreadable and takes.kind == "vectors":
         rows = some_of(tally.unreadable)
         say(f"cannot be used: {tally.n_unreadable:,} vectors (rows {rows}); the column error says why", "warning")
-    too_few = "" if fdr is None else too_few_to_flag(tally.n_samples, len(loaded.calibration), fdr)
-    if too_few and not tally.n_ood:
-        say(too_few, "warning")
     return tally
 
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from salcli import __version__
@@ -20,8 +19,8 @@ from salcli.engine.batches import Rows
 from salcli.engine.device import Compute, computing, resolve_device
 from salcli.engine.inference import outputs_of
 from salcli.errors import BadArtifactError, MetricsError, MissingArtifactError, ParamsError, UnknownNameError
-from salcli.methods.base import Head, IdTrained, Known, Method, PostHoc, Trained, built_in
-from salcli.methods.sal import variant_label
+from salcli.methods.base import IdTrained, Known, Method, PostHoc, Trained, built_in
+from salcli.methods.sal import COMMITTEE, SAL_PLUS, variant_label
 from salcli.models.backbones import AUTO
 from salcli.models.network import Classifier
 from salcli.models.pretrained import Embedder
@@ -60,28 +59,74 @@ def run(
     Its network must not have seen its calibration data, or its p-values would mean nothing. So a network that was
     trained with another split or classifier is refused (by Workspace.find).
     """
-    names, reason = [params.detector.method], ""
+    names, reason, what = [params.detector.method], "", f"detector, {experiment}"
     if names == [AUTO]:
-        names, reason = _by_estimates(workspace, experiment)
-    what = f"detector, {experiment}"
+        names, reason = _by_estimates(workspace, params, experiment)
     with (
         computing(params.device, params.numerics) as compute,
         (progress or Silent()).task(what, 0, "samples") as task,
     ):
         for name in names:
             try:
-                fitted = _fitted(name, workspace, params, experiment, compute, task)
+                method, network, source, left_out = _fitted(name, workspace, params, experiment, compute, task)
                 break
             except (ParamsError, MissingArtifactError, UnknownNameError) as error:
                 if name == names[-1]:
                     raise
-                reason += f" {_label(name, params)} cannot be the detector here ({error}), so the next best is."
-    detector = _calibrated(fitted, workspace, params, experiment, reason, progress or Silent())
+                label = _label(name, params)
+                reason += f" {label} cannot be the detector here ({error}), so the next best is."
+    held_out = id_samples(workspace, params, "calibration", experiment)
+    network = network.to(resolve_device(params.device)).eval()
+    if params.detector.float16:
+        round_to_float16(network.backbone)
+    scores = [np.empty(0, np.float32)] if left_out is None else [left_out.float().numpy()]
+    n_left = len(held_out) if left_out is None else 0
+    with (progress or Silent()).task(what, n_left, "samples") as task:
+        for start in range(0, n_left, BATCH_SIZE):
+            rows = held_out.rows.read(slice(start, start + BATCH_SIZE))
+            scores.append(score_samples(network, method, rows).score)
+            task.advance(len(rows))
+    calibration = np.sort(np.concatenate(scores))
+    if not np.isfinite(calibration).all():
+        raise MetricsError(
+            f"not all calibration scores of {name} are finite, so no threshold is defined; "
+            "train its network again with a smaller learning rate, or use another method"
+        )
+    classifier, embedder = workspace.find(experiment.classifier), embedder_for(params, workspace)
+    detector = Detector(
+        network,
+        _format(held_out.rows, workspace.find(prepared_set(params.data.id)), embedder, params.data.columns.named),
+        held_out.class_names,
+        calibration,
+        provenance={
+            "salcli": __version__,
+            "id": params.data.id,
+            **{key: value for key, value in asdict(experiment).items() if key != "variant"},
+            "made_from": {
+                "network": fingerprint(source.path),
+                "classifier": fingerprint(classifier.path),
+                "split": fingerprint(workspace.find(experiment.split).path),
+            },
+            "network": read_header(source).about,
+            "classifier": read_header(classifier).about,
+        },
+        method=method,
+        name=name,
+        reason=reason,
+        embedder=embedder,
+        float16=params.detector.float16,
+        device=params.device,
+    )
     path = out or workspace.target(experiment.detector)
     detector.save(path)
-    n_classes, n_calibration = len(detector.class_names), len(detector.calibration)
     return MadeDetector(
-        experiment, detector.label, detector.reason, n_classes, n_calibration, detector.threshold, [path]
+        experiment,
+        detector.label,
+        " ".join(filter(None, (reason, detector.too_few))),
+        len(detector.class_names),
+        len(calibration),
+        detector.threshold,
+        [path],
     )
 
 
@@ -91,52 +136,53 @@ def _label(name: str, params: Params) -> str:
     return variant_label(name) if name in params.variants else found.label if found else name
 
 
-def _by_estimates(workspace: Workspace, experiment: Experiment) -> tuple[list[str], str]:
-    """The methods by what `evaluate` estimated of them without labels, the chosen one first, and why it is."""
+def _by_estimates(workspace: Workspace, params: Params, experiment: Experiment) -> tuple[list[str], str]:
+    """The methods by what `evaluate` estimated of them without labels, the chosen one first, and why it is.
+
+    Where no outliers are certified, candidates may all be ID data, so a network that was trained on them is not used.
+    """
     with reading_json(workspace.find(experiment.estimates)) as content:
         by_auroc = {name: float(one["auroc"]["value"]) for name, one in content["methods"].items()}
         ranked = sorted(by_auroc, key=lambda name: -by_auroc[name])
         chosen, reason = str(content["chosen"]), str(content["reason"])
-    return list(dict.fromkeys([chosen, *ranked])), reason
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """A method with what it was fitted to, and its network."""
-
-    name: str
-    method: Method
-    network: Classifier
-    source: Found  # of the network
-    held_out: Tensor | None = None  # its scores of the calibration data, where it has learned from them
+        has_outliers = content["pi"]["low"] != 0  # None without held-out ID data to tell
+    first = [chosen]
+    if chosen in params.variants and not has_outliers:
+        first = [SAL_PLUS, COMMITTEE, chosen]
+        label = _label(chosen, params)
+        reason += (
+            f". No outliers are certified in the wild data, so the candidates that {label} was trained on may be ID "
+            f"data; {_label(SAL_PLUS, params)} needs none."
+        )
+    return list(dict.fromkeys([*first, *ranked])), reason
 
 
 def _fitted(
     name: str, workspace: Workspace, params: Params, experiment: Experiment, compute: Compute, task: Task
-) -> _Fitted:
-    """As `evaluate` fits it. A SalError says why it cannot be a detector."""
+) -> tuple[Method, Classifier, Found, Tensor | None]:
+    """A method as `evaluate` fits it, its network and where that is, and scores of the calibration data by models that
+    left them out, where it has learned from them. A SalError says why it cannot be a detector."""
     method = params.method(name)
-    is_own = isinstance(method, Trained)
     if isinstance(method, IdTrained) and method.images == "all":
         raise ParamsError(f"{name} was trained on the calibration data, too, so it cannot be a detector")
     trained = experiment.encoder(name) if isinstance(method, IdTrained) else experiment.network(name)
-    source = workspace.find(trained if is_own else experiment.classifier)
-    network = read_network(source, network_class(type(method)))
-    held_out = None
+    source = workspace.find(trained if isinstance(method, Trained) else experiment.classifier)
+    network, left_out = read_network(source, network_class(type(method))), None
     if isinstance(method, PostHoc):
+        calibration = id_representation(workspace, "calibration", experiment) if method.needs_calibration else None
         method.fit(
-            Known(
-                Head.of(network.head),
+            Known.of(
+                network,
                 id_representation(workspace, "train", experiment),
-                wild_representation(workspace, experiment) if method.needs_wild else None,
-                experiment.seed,
-                compute.device,
-                task.note if name not in params.evaluate.methods else Silent().note,  # `evaluate` has noted it
-                network.as_given,
-                id_representation(workspace, "calibration", experiment) if method.needs_calibration else None,
+                wild=wild_representation(workspace, experiment) if method.needs_wild else None,
+                calibration=calibration,
+                seed=experiment.seed,
+                device=compute.device,
+                note=task.note if name not in params.evaluate.methods else Silent().note,  # `evaluate` has noted it
             )
         )
-        held_out = method.held_out_scores()
+        if (pair := method.held_out_scores()) is not None:
+            left_out = pair[0]
     elif isinstance(method, Trained):
         training = id_samples(workspace, params, "train", experiment).rows
 
@@ -149,62 +195,7 @@ def _fitted(
         method.state()
     except TypeError as error:
         raise ParamsError(f"{name} cannot be a detector, because what it fits cannot be stored: {error}") from None
-    return _Fitted(name, method, network, source, held_out)
-
-
-def _calibrated(
-    fitted: _Fitted, workspace: Workspace, params: Params, experiment: Experiment, reason: str, progress: Progress
-) -> Detector:
-    held_out = id_samples(workspace, params, "calibration", experiment)
-    if len(held_out) == 0:
-        reason += " No ID data are held out (data.id_shares.calibration is 0), so it scores samples and flags none."
-    network, method = fitted.network.to(resolve_device(params.device)).eval(), fitted.method
-    if params.detector.float16:
-        round_to_float16(network.backbone)
-    if fitted.held_out is not None:
-        scores = fitted.held_out.float().numpy()
-    else:
-        with progress.task(f"detector, {experiment}", len(held_out), "samples") as task:
-            scores = _scores(network, method, held_out.rows, task)
-    if not np.isfinite(scores).all():
-        raise MetricsError(
-            f"not all calibration scores of {fitted.name} are finite, so no threshold is defined; "
-            "train its network again with a smaller learning rate, or use another method"
-        )
-    classifier, embedder = workspace.find(experiment.classifier), embedder_for(params, workspace)
-    prepared = workspace.find(prepared_set(params.data.id))
-    return Detector(
-        network,
-        _format(held_out.rows, prepared, embedder, params.data.columns.named),
-        held_out.class_names,
-        np.sort(scores),
-        provenance={
-            "salcli": __version__,
-            "id": params.data.id,
-            **{key: value for key, value in asdict(experiment).items() if key != "variant"},
-            "made_from": {
-                "network": fingerprint(fitted.source.path),
-                "classifier": fingerprint(classifier.path),
-                "split": fingerprint(workspace.find(experiment.split).path),
-            },
-            "network": read_header(fitted.source).about,
-            "classifier": read_header(classifier).about,
-        },
-        method=method,
-        name=fitted.name,
-        reason=reason,
-        embedder=embedder,
-        float16=params.detector.float16,
-        device=params.device,
-    )
-
-
-def _scores(network: Classifier, method: Method, rows: Rows, task: Task) -> NDArray[np.float32]:
-    parts = []
-    for start in range(0, len(rows), BATCH_SIZE):
-        parts.append(score_samples(network, method, rows.read(slice(start, start + BATCH_SIZE))).score)
-        task.advance(len(parts[-1]))
-    return np.concatenate([np.empty(0, np.float32), *parts])
+    return method, network, source, left_out
 
 
 def _format(rows: Rows, prepared: Found, embedder: Embedder | None, columns: Columns) -> ImageFormat | VectorFormat:

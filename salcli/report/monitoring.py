@@ -10,31 +10,33 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from salcli.detector.monitor import EXPECTED, MEANING, NORMAL, Monitoring
+from salcli.detector.monitor import FOUND_SOME, MEANING, NORMAL, NOTHING, Monitoring
 from salcli.errors import printable
 from salcli.report.console import plain_table, shortened
 from salcli.report.figures import BLUE, GREEN, GREY, VERMILION, house_style, write_figure
 
 NAME_WIDTH = 24
 MOST_TICKS, MOST_LINES = 12, 60
-CALM = (EXPECTED, NORMAL)
+CALM = (NOTHING, NORMAL)
 
 
 def monitor_table(found: Monitoring) -> Table:
     """One row for each batch."""
-    columns = ("batch", "samples", "flagged", "π̂ (90% interval)", "p (KS)", "martingale", "looks like")
+    columns = ("batch", "samples", "flagged", "outliers (π̂, 90%)", "p", "martingale", "verdict")
     table = plain_table("Batches", *columns)
     table.columns[-1].justify = "left"
     for batch in found.batches:
-        style = "" if batch.looks_like in CALM or not batch.n else "yellow"
+        outliers = "–" if batch.pi_high is None else f"at most {batch.pi_high:.2f}"
+        if batch.pi is not None:
+            outliers = f"{batch.pi:.2f} ({batch.pi_low:.2f} – {batch.pi_high:.2f})"
         table.add_row(
             Text(shortened(printable(batch.batch), NAME_WIDTH)),
             f"{batch.n:,}",
             f"{batch.flagged / batch.n:.1%}" if batch.n else "–",
-            "–" if batch.pi is None else f"{batch.pi:.2f} ({batch.pi_low:.2f} – {batch.pi_high:.2f})",
+            outliers,
             "–" if batch.p_value is None else f"{batch.p_value:.3f}" if batch.p_value >= 0.001 else "< 0.001",
-            "–" if batch.looks_like == NORMAL else power_of_ten(batch.log10_martingale),
-            Text(batch.looks_like, style=style),
+            "–" if batch.verdict == NORMAL else power_of_ten(batch.log10_martingale),
+            Text(batch.verdict, style="" if batch.verdict in CALM or not batch.n else "yellow"),
         )
     return table
 
@@ -42,13 +44,18 @@ def monitor_table(found: Monitoring) -> Table:
 def monitor_notes(found: Monitoring) -> list[str]:
     """What the words in the table mean, and whether there is an alarm."""
     level, kept = f"1/α = {1 / found.alpha:,.4g}", f"{1 - found.id_quantile:.4g}"
-    has_baseline = any(batch.looks_like == NORMAL for batch in found.batches)
+    has_baseline = any(batch.verdict == NORMAL for batch in found.batches)
     reference = f"the baseline of {found.n_reference:,} samples" if has_baseline else "the calibration sample"
-    notes = [f"{word}: {MEANING[word]}" for word in MEANING if any(one.looks_like == word for one in found.batches)]
+    notes = [f"{word}: {MEANING[word]}" for word in MEANING if any(one.verdict == word for one in found.batches)]
+    for batch in found.batches:
+        if batch.verdict == FOUND_SOME and batch.pi_low:
+            least = f"at least {round(batch.pi_low * batch.n):,} of {batch.n:,} samples are outliers (95%)"
+            notes.append(f"{printable(batch.batch)}: {least}")
     if has_baseline:
         notes.append("π̂ is what is beyond the baseline")
     notes.append(
-        f"flagged: {kept} of ID data are. p: Kolmogorov–Smirnov against {reference}, adjusted by Holm's method"
+        f"flagged: {kept} of ID data are. p: of no outliers, against {reference}, adjusted for {len(found.batches)} "
+        "batches"
     )
     if found.alarm:
         highest = power_of_ten(float(found.wealth.max()))
@@ -71,20 +78,21 @@ def write_monitor_figure(found: Monitoring, path: Path) -> None:
         x = np.arange(len(batches))
         known = [i for i, batch in enumerate(batches) if batch.n]
         flagged = [batches[i].flagged / batches[i].n for i in known]
-        estimated = [i for i in known if batches[i].pi is not None]
-        pi, low, high = (
-            np.array([getattr(batches[i], key) for i in estimated], float) for key in ("pi", "pi_low", "pi_high")
-        )
+        bounded = [i for i in known if batches[i].pi_high is not None]
+        high = np.array([batches[i].pi_high for i in bounded], float)
+        low = np.array([batches[i].pi_low or 0.0 for i in bounded], float)
+        estimated = [i for i in bounded if batches[i].pi is not None]
         shares.axhline(1 - found.id_quantile, color=GREY, linestyle="--", linewidth=1, label="flagged of ID data")
         shares.plot(known, flagged, "o", color=BLUE, label="flagged")
-        shares.errorbar(
-            np.array(estimated) + 0.15, pi, [pi - low, high - pi], fmt="s", color=VERMILION, markersize=4, capsize=2,
-            linewidth=1, label="outliers (π̂, 90% interval)",
+        shares.vlines(np.array(bounded) + 0.15, low, high, color=VERMILION, linewidth=1, label="outliers, 90% interval")
+        shares.plot(
+            np.array(estimated) + 0.15, [batches[i].pi for i in estimated], "s", color=VERMILION, markersize=4,
+            label="outliers, where some are found (π̂)",
         )  # fmt: skip
         shares.set(ylabel="share of samples", ylim=(-0.02, 1.1 * max(0.2, *high, *flagged)))
         start = 0
         for i, batch in enumerate(batches):
-            if batch.looks_like == NORMAL or not batch.n:
+            if batch.verdict == NORMAL or not batch.n:
                 continue
             own = found.wealth[start : start + batch.n]
             at = i - 0.5 + (np.arange(len(own)) + 1) / len(own)
