@@ -51,12 +51,12 @@ class Combined(PostHoc):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Combined:
-        return cls(
-            CombinedParams({name: find_method(name, PostHoc).from_settings(own) for name, own in settings.items()})
-        )
+        members = settings["members"] if settings else []
+        return cls(CombinedParams({name: find_method(name, PostHoc).from_settings(own) for name, own in members}))
 
     def settings(self) -> dict[str, Any]:
-        return {name: member.settings() for name, member in self.members.items()}
+        """A list, because the quantiles are of the members in their order."""
+        return {"members": [[name, member.settings()] for name, member in self.members.items()]}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """A member that fits nothing has no state."""

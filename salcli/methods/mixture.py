@@ -240,6 +240,6 @@ def _sigmoid(x: Matrix) -> Matrix:
     return np.exp(-np.logaddexp(0, -x))
 
 
-def _inverse(std: Matrix) -> Matrix:
+def _inverse(std: Matrix | np.float64) -> Matrix:
     """1 / std, and 0 where nothing varies."""
     return np.where(std > 1e-12, 1 / np.maximum(std, 1e-12), 0.0)

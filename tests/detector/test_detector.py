@@ -17,6 +17,7 @@ from PIL import Image
 import salcli as package
 from salcli import Detector
 from salcli.detector import stage
+from salcli.detector.detector import Scores
 from salcli.errors import BadArtifactError, DataError
 from salcli.params.schema import Params
 from salcli.store.files import Found, read_header, read_tensors, write_tensors
@@ -46,7 +47,8 @@ def test_it_records_where_it_comes_from_and_the_same_inputs_give_the_same_bytes(
     assert detector.class_names == tuple("01234567")
     assert Experiment(**{key: detector.provenance[key] for key in ("seed", "ood", "pi")}) == EXPERIMENT
     assert detector.provenance["salcli"] == package.__version__
-    assert detector.provenance["network"]["train_ood"]["epochs"] == 3
+    assert detector.provenance["network"]["train_id"]["epochs"] == 8
+    assert detector.label == "SAL+"
 
 
 def test_every_way_to_give_images_gives_the_same(built: Path, detector: Detector, tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_every_way_to_give_images_gives_the_same(built: Path, detector: Detector
     for way in (large, np.asarray(large).transpose(2, 0, 1)):
         np.testing.assert_allclose(detector(way).scores, detector(np.asarray(by_hand)[None]).scores, **CLOSE)
     with torch.inference_mode():
-        logits, _ = detector.network(torch.from_numpy(images))
+        logits = detector.network(torch.from_numpy(images))
     frame = detector(paths).to_frame()
     assert list(frame.columns) == ["path", "class", "probability", "score", "is_ood", "p_value"]
     assert frame["path"].tolist() == ways["text"]
@@ -128,6 +130,33 @@ def test_a_file_that_declares_what_it_does_not_hold_is_refused(
     write_tensors(path, header, tensors)
     with pytest.raises(BadArtifactError, match="does not fit its own description"):
         Detector.load(path)
+
+
+def test_a_file_whose_scores_have_the_other_sign_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "detector.safetensors"
+    random_detector("small-cnn").save(path)
+    header, tensors = read_header(Found(path)), read_tensors(Found(path))
+    assert "higher = more OOD" in header.about.pop("scores")
+    write_tensors(path, header, tensors)
+    with pytest.raises(BadArtifactError, match=r"former version.*the other sign; make it again: salcli detector"):
+        Detector.load(path)
+
+
+@pytest.mark.parametrize("id_quantile", [0.5, 0.9, 0.95, 0.967, 0.968, 0.999])
+def test_what_is_ood_has_a_p_value_of_at_most_the_level(id_quantile: float) -> None:
+    """Also where 30 calibration samples are too few for the level: then no p-value is that small."""
+    detector = random_detector("small-cnn")
+    detector.__init__(  # type: ignore[misc]
+        detector.network, detector.takes, ("a", "b", "c"), detector.calibration, {}, id_quantile=id_quantile
+    )
+    images = np.random.default_rng(0).integers(0, 256, (300, 3, 8, 8), dtype=np.uint8)
+    scores = np.concatenate([detector.calibration, np.linspace(-4, 4, 270, dtype=np.float32)])
+    detector._score = lambda array: Scores(np.zeros(300, int), np.ones(300), scores)  # type: ignore
+    found = detector(images)
+    np.testing.assert_array_equal(found.is_ood, found.p_values <= 1 - id_quantile + 1e-12)
+    assert found.is_ood.any() == (id_quantile < 30 / 31) == (not detector.too_few)
+    assert "at least" not in detector.too_few
+    assert id_quantile != 0.999 or "999 would do" in detector.too_few
 
 
 def test_a_name_with_escape_codes_is_harmless_in_a_csv(tmp_path: Path) -> None:

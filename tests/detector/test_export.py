@@ -26,8 +26,9 @@ def check_description(about: dict[str, Any], detector: Detector) -> None:
     expected = {"channels": "gray", "size": 8, "dtype": "uint8", "range": [0, 255], "normalisation": "inside the graph"}
     assert {key: about["input"][key] for key in expected} == expected
     assert list(about["outputs"]) == sorted(OUTPUTS)
+    assert "higher = more OOD" in about["outputs"]["score"]
     assert about["class_names"] == list("01234567")
-    assert about["method"] == {"name": "sal", "label": "SAL", "reason": ""}
+    assert about["method"] == {"name": "sal-plus", "label": "SAL+", "reason": ""}
     assert (about["id_quantile"], about["threshold"]) == (detector.id_quantile, detector.threshold)
     assert about["provenance"]["ood"] == EXPERIMENT.ood
 

@@ -75,7 +75,7 @@ def test_every_file_and_array_of_the_same_vectors_gives_the_same(
     detector = Detector.load("detector.safetensors")
     weights = load_file("detector.safetensors")
     standardized = (vectors - 0.4) / 0.3
-    expected = standardized @ weights["network.ood_head.weight"][0].numpy() + float(weights["network.ood_head.bias"])
+    expected = -standardized @ weights["network.ood_head.weight"][0].numpy() - float(weights["network.ood_head.bias"])
     for given in (vectors, vectors.astype(np.float64), torch.from_numpy(vectors), vectors.tolist()):
         np.testing.assert_allclose(detector(given).scores, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(detector(vectors[3]).scores, expected[3:4], rtol=1e-4, atol=1e-4)
@@ -154,7 +154,7 @@ def test_images_are_resized_cropped_and_embedded_as_their_vectors_were(tmp_path:
     assert detector.embedder is not None
     with torch.inference_mode():
         features = detector.embedder.backbone(torch.from_numpy(normalised.transpose(2, 0, 1))[None])
-        expected = detector.network(features)[1].numpy()
+        expected = -detector.network(features)[1].numpy()
     for given in (tmp_path / "a.png", image, np.asarray(image).transpose(2, 0, 1)):
         np.testing.assert_allclose(detector(given).scores, expected, **CLOSE)
 

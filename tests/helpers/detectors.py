@@ -10,6 +10,7 @@ from salcli import Detector
 from salcli.data.vectors import ANY, Columns
 from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
+from salcli.methods.base import Method
 from salcli.models.backbones import takes_vectors
 from salcli.models.network import NetworkSpec, OodClassifier
 from salcli.models.pretrained import Embedder
@@ -28,6 +29,7 @@ def random_detector(
     columns: Columns = ANY,
     embedder: Embedder | None = None,
     float16: bool = False,
+    method: Method | None = None,
 ) -> Detector:
     """With random weights, and batch norms that change something. With an embedder, it is a network on its features."""
     torch.manual_seed(SEED)
@@ -44,7 +46,8 @@ def random_detector(
     elif takes_vectors(backbone):
         takes = VectorFormat(channels, columns)
     made, names = {"made": "by hand"}, ("ä", "b", "c")
-    return Detector(network, takes, names, calibration, made, embedder=embedder, float16=float16, device="cpu")
+    about = {"method": method, "embedder": embedder, "float16": float16, "device": "cpu"}
+    return Detector(network, takes, names, calibration, made, **about)  # type: ignore[arg-type]
 
 
 def id_images(built: Path, part: str) -> np.ndarray:

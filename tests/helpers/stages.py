@@ -47,7 +47,8 @@ def run_every_stage(workspace: Workspace, params: Params) -> None:
         extract.run_wild(workspace, params, wild)
         for experiment in variants:
             filter_stage.run(workspace, params, experiment)
-            train_ood.run(workspace, params, experiment)
+            if experiment.variant in params.variants:
+                train_ood.run(workspace, params, experiment)
         for rival in params.rivals:
             train_ood.run(workspace, params, wild, rival=rival)
         for unseen in data.test_ood:
