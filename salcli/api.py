@@ -57,6 +57,7 @@ from salcli.progress import Silent, Task
 from salcli.sal.gradients import Representation
 
 LEAST_WILD = 4  # samples
+NO_LABELS = "no_validation"  # what scikit-learn calls it
 Vectors = NDArray[np.float32]
 
 
@@ -278,16 +279,12 @@ class SAL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _split(self, vectors: Vectors, numbers: NDArray[np.int64], seed: int) -> tuple[LabeledRows, LabeledRows]:
         """Training and calibration samples."""
-        names, given = tuple(map(str, self.classes_)), self.calibration
-
-        def labeled(rows: Rows, own: NDArray[np.int64]) -> LabeledRows:
-            return LabeledRows(rows, torch.from_numpy(own), len(names), names)
-
+        given = self.calibration
         if isinstance(given, tuple | list):
             held_out, labels = self._validated(given[0], "calibration", y=_labels(given[1]))
             if unseen := sorted({*labels.tolist()} - {*self.classes_.tolist()}, key=str):
                 raise ValueError(f"calibration: y contains previously unseen labels: {some_of(unseen)}")
-            sides = labeled(_rows(vectors), numbers), labeled(_rows(held_out), np.searchsorted(self.classes_, labels))
+            sides = self._labeled(vectors, numbers), self._labeled(held_out, np.searchsorted(self.classes_, labels))
         else:
             counts, share = np.bincount(numbers), float(given)
             n_train = np.rint((1 - share) * counts)
@@ -295,12 +292,12 @@ class SAL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if len(few):
                 raise ValueError(
                     f"The least populated classes in y are too small for calibration={share:g}: "
-                    f"{some_of([f'{names[k]} has {counts[k]}' for k in few])}. Give more samples, leave these classes "
-                    "out, or give other samples as calibration=(Xc, yc)."
+                    f"{some_of([f'{self.classes_[k]} has {counts[k]}' for k in few])}. Give more samples, leave these "
+                    "classes out, or give other samples as calibration=(Xc, yc)."
                 )
             split = split_id(numbers, {"train": 1 - share, "calibration": share, "wild": 0, "test": 0}, seed)
-            parts = split.train, split.calibration
-            sides = tuple(labeled(_rows(vectors).select(part), numbers[part]) for part in parts)
+            train, held = split.train, split.calibration
+            sides = self._labeled(vectors[train], numbers[train]), self._labeled(vectors[held], numbers[held])
         if (n := len(sides[1])) < LEAST_CALIBRATION:
             raise ValueError(
                 f"Found {n} calibration sample(s) while a minimum of {LEAST_CALIBRATION} is required by SAL. Give more "
@@ -308,45 +305,48 @@ class SAL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return sides
 
-    def _validated(self, X: Any, what: str = "", *, y: Any = None, reset: bool = False, least: int = 1) -> Any:
-        """Vectors in float32; with y, a pair. `what` names arguments that are not X in messages."""
-        given = X.detach().cpu() if isinstance(X, Tensor) else X
+    def _labeled(self, vectors: Vectors, numbers: NDArray[np.int64]) -> LabeledRows:
+        names = tuple(map(str, self.classes_))
+        return LabeledRows(_rows(vectors), torch.from_numpy(numbers), len(names), names)
+
+    def _validated(self, X: Any, what: str = "", *, y: Any = NO_LABELS, reset: bool = False, least: int = 1) -> Any:
+        """Vectors in float32; with y, a pair. `what` names an argument that is not X, for messages."""
+        has_labels, given = y is not NO_LABELS, X
         if isinstance(X, Tensor):
-            given = (given.float() if given.is_floating_point() else given).numpy()
+            given = (X.float() if X.is_floating_point() else X).detach().cpu().numpy()  # numpy has no bfloat16
         try:
             if isinstance(X, pd.DataFrame):
                 kinds = zip(X.columns, X.dtypes, strict=True)
                 if texts := [name for name, kind in kinds if not pd.api.types.is_numeric_dtype(kind)]:
-                    raise ValueError(f"columns of X are not numeric: {some_of(texts)}. Leave them out, or encode them.")
-            targets = {} if not (reset or what == "calibration") else {"y": y}
+                    raise ValueError(
+                        f"X has columns that are not numeric: {some_of(texts)}. Encode them or leave them out."
+                    )
             with np.errstate(over="ignore"):  # these become infinite, and are refused
-                found = validate_data(self, given, reset=reset, dtype=np.float32, ensure_min_samples=least, **targets)
-            vectors = found[0] if targets else found
-            if (largest := np.abs(vectors).max(initial=0)) > LARGEST_VALUE:
+                found = validate_data(self, given, y, reset=reset, dtype=np.float32, ensure_min_samples=least)
+            vectors, labels = found if has_labels else (found, None)
+            if (largest := np.abs(vectors).max()) > LARGEST_VALUE:
                 raise ValueError(
-                    f"X contains values up to {largest:.0e}; the largest that SAL takes is {LARGEST_VALUE:.0e}."
+                    f"X has values up to {largest:.0e}; the largest that SAL takes is {LARGEST_VALUE:.0e}."
                 )
         except ValueError as error:
-            if not what:
-                raise
-            raise ValueError(f"{what}: {error}") from None
+            raise ValueError(f"{what}: {error}" if what else str(error)) from None
         vectors = np.require(np.asarray(vectors), requirements=["C", "W"])  # copies only what torch would warn about
-        return (vectors, found[1]) if targets else vectors
+        return (vectors, labels) if has_labels else vectors
 
 
 def _labels(y: Any) -> Any:
     """Class labels as an array of one type."""
     if isinstance(y, Tensor):
         return y.detach().cpu().numpy()
-    if y is None or (hasattr(y, "dtype") and isinstance(y, np.ndarray) and y.dtype != object):
+    if y is None or getattr(y, "dtype", np.dtype(object)) != np.dtype(object):
         return y
-    labels = np.asarray(y, dtype=object)
+    labels = np.asarray(y, dtype=object)  # of a list with numbers and text, numpy would make text
     if labels.ndim != 1:
-        return np.asarray(y)
+        return y
     kinds = {"number" if isinstance(one, Number) else type(one).__name__ for one in labels}
     if len(kinds) > 1:
         raise ValueError(
-            f"y has labels of mixed types: {', '.join(sorted(kinds))}. Use one of them, without missing values."
+            f"y has labels of mixed types: {', '.join(sorted(kinds))}. Use one type, without missing values."
         )
     return np.array(labels.tolist())
 
