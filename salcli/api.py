@@ -123,7 +123,7 @@ class SAL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise ValueError(
                 f"SAL needs samples of at least 2 classes in the data, but the data contains only one class: "
-                f"{self.classes_[0]!r}"
+                f"{self.classes_[0]}"
             )
         training, calibration = self._split(vectors, numbers, int(seed))
         unlabeled = _rows(self._validated(wild, "wild", least=LEAST_WILD))
@@ -205,7 +205,8 @@ class SAL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         """The most probable class of each sample (n), be it an outlier or not."""
-        return _like(X, self.classes_[self._scores(X).label], "class")
+        label = self._scores(X).label
+        return _like(X, self.classes_[label], "class")
 
     def predict_ood(self, X: Any, fdr: float = 0.1) -> Any:
         """Whether each sample is an outlier (n). On average, at most a share `fdr` of those that are flagged is ID.
@@ -338,7 +339,7 @@ def _labels(y: Any) -> Any:
     """Class labels as an array of one type."""
     if isinstance(y, Tensor):
         return y.detach().cpu().numpy()
-    if y is None or getattr(y, "dtype", np.dtype(object)) != np.dtype(object):
+    if y is None or (isinstance(y, np.ndarray) and y.dtype != object):
         return y
     labels = np.asarray(y, dtype=object)  # of a list with numbers and text, numpy would make text
     if labels.ndim != 1:
