@@ -201,7 +201,8 @@ class SAL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def p_values(self, X: Any) -> Any:
         """Conformal p-values of samples (n): the probability that an ID sample scores as high."""
-        return _like(X, p_values(self.detector_.calibration, self._scores(X).score), "p_value")
+        score = self._scores(X).score
+        return _like(X, p_values(self.detector_.calibration, score), "p_value")
 
     def predict(self, X: Any) -> Any:
         """The most probable class of each sample (n), be it an outlier or not."""
