@@ -42,6 +42,7 @@ from salcli.engine.batches import LabeledRows, Rows
 from salcli.engine.device import computing
 from salcli.engine.inference import outputs_of
 from salcli.engine.linear_heads import ROUNDS, Examples, FullFit
+from salcli.engine.training import reproducible
 from salcli.errors import did_you_mean
 from salcli.methods.base import InputScore, Known, built_in
 from salcli.methods.combined import LEAST_CALIBRATION
@@ -140,7 +141,7 @@ class SAL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.notes_.append(text)
             progress.note(text)
 
-        with computing(params.device, params.numerics) as compute:
+        with computing(params.device, params.numerics) as compute, reproducible(seed, "train-id"):
             network, penalty = Classifier(network_spec(params.model, training)), params.train_id.penalty
             compute.place(network)
             examples = Examples.of_classes(training.rows, training.labels)

@@ -192,7 +192,10 @@ def test_nothing_is_written_and_only_verbose_prints(
     monkeypatch.chdir(tmp_path)
     constant = np.concatenate([X, np.ones((len(X), 1), np.float32)], axis=1)
     wild = np.concatenate([W, np.ones((len(W), 1), np.float32)], axis=1)
+    state = torch.get_rng_state(), np.random.get_state()[1].copy()
     quiet = SAL().fit(constant, Y, wild=wild)
+    assert torch.equal(state[0], torch.get_rng_state()), "others may draw from it"
+    assert (state[1] == np.random.get_state()[1]).all()
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
     SAL(verbose=True).fit(constant, Y, wild=wild)
