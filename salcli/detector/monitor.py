@@ -43,6 +43,7 @@ from salcli.store.files import as_json, fingerprint, write_text
 ALPHA = 0.01
 LEAST = 20  # samples of a batch: fewer say nothing about a distribution
 SOME_DRIFT = 0.05  # p-value of a hint of it
+MOST = 0.5  # share of outliers: with more, they cannot be told from drift
 SEED = 0  # of the smoothing: another seed for each run would be another chance of a false alarm
 DAY, FILE = "day", "file"
 AT_ONCE = 10_000  # rows of a file of predictions
@@ -54,8 +55,8 @@ FOUND_SOME, CANNOT_TELL, NOTHING, MOVED = "found", "cannot tell", "nothing found
 HIGHER, FEW, EMPTY, NORMAL = "more ID-like", "too few", "empty", "baseline"
 MEANING = {
     FOUND_SOME: "more scores are high than ID data have, while the ID-like ones are where they were: outliers",
-    CANNOT_TELL: "more scores are high than usual, but that may be chance, or all ID data may have changed a little; "
-    "more samples would tell",
+    CANNOT_TELL: "more scores are high than usual, but that may be chance, or the ID data may have changed; look at "
+    "some, or wait for more samples",
     MOVED: "the batch differs as a whole, also in its ID-like scores (another camera, other preprocessing, another "
     "season), so what is high need not be an outlier; calibrate on labeled samples of the new kind",
     HIGHER: "scores are lower than those of new ID data: easier samples, or samples that the detector was trained on",
@@ -99,6 +100,7 @@ class Monitoring:
     threshold: float
     id_quantile: float
     n_reference: int
+    is_exact: bool  # whether the chance of a false alarm is at most α: see Detector.is_exact
     batches: list[Batch]
     alarm: Alarm | None
     wealth: Values = field(repr=False)  # log10 of the martingale after each sample of the stream
@@ -221,6 +223,7 @@ def _monitored(
         threshold=loaded.threshold,
         id_quantile=loaded.id_quantile,
         n_reference=len(reference),
+        is_exact=loaded.is_exact or baseline > 0,  # no method has learned from the baseline
         batches=batches,
         alarm=alarm,
         wealth=wealth,
@@ -244,19 +247,19 @@ def verdicts_of(found: Sequence[dict[str, float]]) -> list[str]:
     """The words in MEANING, or NOTHING, for all batches; adjusts their p-values by Holm's method.
 
     Drift moves the ID-like half of the scores as well, and outliers leave it where it was. A find counts only where
-    there is not even a hint of drift.
+    there is no hint of drift, and where most samples are ID-like: else that half says little.
     """
-    hints = [(own["p_value"] <= HINT, own["drift"] <= SOME_DRIFT) for own in found]
+    may_have_moved = [own["drift"] <= SOME_DRIFT or own["pi_high"] > MOST for own in found]
     for key in ("p_value", "drift", "id_like"):
         for own, adjusted in zip(found, holm(np.array([own[key] for own in found])), strict=True):
             own[key] = float(adjusted)
     words = []
-    for own, (is_high, may_have_moved) in zip(found, hints, strict=True):
+    for own, has_hint in zip(found, may_have_moved, strict=True):
         if own["drift"] <= DRIFT:
             words.append(MOVED)
-        elif own["p_value"] <= FOUND and not may_have_moved:
+        elif own["p_value"] <= FOUND and not has_hint:
             words.append(FOUND_SOME)
-        elif is_high:
+        elif own["p_value"] <= HINT:
             words.append(CANNOT_TELL)
         else:
             words.append(HIGHER if own["id_like"] <= DRIFT else NOTHING)

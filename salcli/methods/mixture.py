@@ -95,7 +95,8 @@ def _interpolated(x: Float[Tensor, " n"], at: Float[Tensor, " u"], value: Float[
     if not torch.compiler.is_compiling():
         return torch.from_numpy(np.interp(x.numpy(), at.numpy(), value.numpy()))
     left = ((at <= x[:, None]).sum(dim=1) - 1).clamp(0, len(at) - 2)
-    share = ((x - at[left]) / (at[left + 1] - at[left]).clamp(min=1e-300)).clamp(0, 1)
+    step = (at[left + 1] - at[left]).clamp(min=1e-30)  # programs that run the graph store the limit in float32
+    share = ((x - at[left]) / step).clamp(0, 1)
     return value[left] + share * (value[left + 1] - value[left])
 
 

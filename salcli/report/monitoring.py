@@ -62,7 +62,7 @@ def monitor_notes(found: Monitoring) -> list[str]:
         notes.append(
             f"ALARM at sample {found.alarm.sample:,} of the stream, in {printable(found.alarm.batch)}: the martingale "
             f"reached {level} (highest {highest}), which a stream like {reference} does with a chance of at most "
-            f"{found.alpha:g}, however long it is"
+            f"{'' if found.is_exact else 'about '}{found.alpha:g}, however long it is"
         )
     else:
         notes.append(f"no alarm: in {len(found.wealth):,} samples the martingale never reached {level}")
@@ -87,7 +87,7 @@ def write_monitor_figure(found: Monitoring, path: Path) -> None:
         shares.vlines(np.array(bounded) + 0.15, low, high, color=VERMILION, linewidth=1, label="outliers, 90% interval")
         shares.plot(
             np.array(estimated) + 0.15, [batches[i].pi for i in estimated], "s", color=VERMILION, markersize=4,
-            label="outliers, where some are found (π̂)",
+            label="π̂, where some are found",
         )  # fmt: skip
         shares.set(ylabel="share of samples", ylim=(-0.02, 1.1 * max(0.2, *high, *flagged)))
         start = 0
@@ -114,7 +114,7 @@ def write_monitor_figure(found: Monitoring, path: Path) -> None:
         names = [shortened(printable(batches[i].batch), NAME_WIDTH).replace("$", r"\$") for i in ticks]
         wealth.set_xticks(ticks, names, rotation=30, ha="right")
         wealth.set_xlim(-0.6, len(batches) - 0.4)
-        figure.legend(*shares.get_legend_handles_labels(), loc="outside upper center", ncol=3)
+        figure.legend(*shares.get_legend_handles_labels(), loc="outside upper center", ncol=4)
         write_figure(figure, [path])
 
 

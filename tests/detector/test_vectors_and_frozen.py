@@ -223,7 +223,7 @@ def test_a_file_that_declares_what_it_does_not_hold_is_refused(tmp_path: Path, m
 def made_detector(root: Path, values: dict[str, Any]) -> tuple[Detector, np.ndarray]:
     """The detector of a whole project on vectors, and the index of its calibration samples."""
     quick = QUICK | {"train_id.solver": "lbfgs", "train_ood.solver": "lbfgs", "evaluate.methods": ["sal"]}
-    quick |= {"data.ood": ["digits-8-9"], "data.pi": [0.2]}
+    quick |= {"data.ood": ["digits-8-9"], "data.pi": [0.2], "filters": [], "detector.method": "sal"}
     params, _ = load_params(REPOSITORY / "params.yaml", quick | values)
     workspace, (experiment,) = Workspace(root), params.experiments()
     run_every_stage(workspace, params)
@@ -274,7 +274,8 @@ def test_a_project_on_vectors_gives_a_detector_that_knows_its_columns(tmp_path: 
     columns = {"data.columns.label": "kind", "data.columns.id": "name"}
     sets = {"data.custom": {"trees": "trees.parquet", "odd": "odd.npz"}, "data.id": "trees", "data.ood": ["odd"]}
     network = {"model.backbone": "linear", "data.image_size": None, "data.channels": None}
-    detector, calibration = made_detector(tmp_path, sets | network | columns | {"detector.method": "knn"})
+    few = {"filter.threshold_quantile": 0.9}  # of 18 calibration samples
+    detector, calibration = made_detector(tmp_path, sets | network | columns | {"detector.method": "knn"} | few)
     assert isinstance(detector.takes, VectorFormat)
     assert (detector.takes.dimensions, detector.takes.columns.row_id) == (6, "name")
     found = detector(tmp_path / "trees.parquet")
