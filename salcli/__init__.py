@@ -3,14 +3,19 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from salcli.api import SAL
     from salcli.detector.detector import Detector
 
-__all__ = ["Detector", "__version__"]
+__all__ = ["SAL", "Detector", "__version__"]
 __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:
-    """`from salcli import Detector`, and torch is loaded only then."""
+    """`from salcli import SAL, Detector`, and torch is loaded only then."""
+    if name == "SAL":
+        from salcli.api import SAL
+
+        return SAL
     if name == "Detector":
         from salcli.detector.detector import Detector
 
