@@ -39,19 +39,6 @@ class ThresholdError(SalError):
     """The filter's threshold leaves no candidate outliers."""
 
 
-# names that other packages still use
-DataError = SalError
-DeviceError = SalError
-FetchError = SalError
-MetricsError = SalError
-PaperError = SalError
-ProjectError = SalError
-ReviewError = SalError
-StorageError = SalError
-TrainingError = SalError
-UsageMistakeError = SalError
-
-
 def as_text(name: str | Path) -> str:
     r"""A name as valid text that still identifies it: a byte that is not UTF-8 becomes \xff."""
     text = str(name)

@@ -178,7 +178,7 @@ def train_ood(
     done = []
     for name in names or [*session.params.variants, *session.params.rivals]:
         if name in session.params.filters:
-            raise UsageMistakeError(f"{name} is only filtered (filters of params.yaml); there is nothing to train")
+            raise SalError(f"{name} is only filtered (filters of params.yaml); there is nothing to train")
         if name in session.params.variant:
             done += session.run(stage.run, [one.with_variant(name) for one in session.of_wild_sets])
             continue

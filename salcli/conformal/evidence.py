@@ -248,7 +248,9 @@ def drift_p_value(calibration: ArrayLike, wild: ArrayLike) -> float:
     if len(wild_low) == 0:
         return excess_p_value(len(c), len(w), (len(c) + 1) // 2, len(w))
     n, m, ranked = len(low), len(wild_low), np.sort(low)
-    pairs = sum(np.searchsorted(ranked, wild_low, side).sum() for side in ("left", "right")) / 2  # in which wild is higher
+    pairs = (
+        sum(np.searchsorted(ranked, wild_low, side).sum() for side in ("left", "right")) / 2
+    )  # in which wild is higher
     _, ties = np.unique(np.concatenate([low, wild_low]), return_counts=True)
     if n * m <= 400 and ties.max() == 1:
         from scipy.stats import mannwhitneyu  # slow to load

@@ -20,7 +20,7 @@ from salcli.data import readers
 from salcli.data.folders import image_files, read_folder
 from salcli.data.sets import Fit, Samples
 from salcli.data.vectors import read_vectors
-from salcli.errors import DataError, unknown_name
+from salcli.errors import SalError, unknown_name
 
 Role = Literal["id", "ood", "both"]
 NOT_STATED = "not stated"  # by the authors, which does not mean free
@@ -143,7 +143,7 @@ def _pictures(folder: Path, name: str, fit: Fit = "resize") -> Samples:
     """All images below a folder."""
     found = image_files(folder)
     if not found:
-        raise DataError(f"{folder} holds no images; get them again: salcli data fetch {name}")
+        raise SalError(f"{folder} holds no images; get them again: salcli data fetch {name}")
     return Samples(files=found, fit=fit)
 
 
@@ -362,7 +362,7 @@ def load_source(name: str, root: Path) -> Samples:
         source = _load(record, root)
     except OSError as error:
         where = error.filename or root
-        raise DataError(f"{name}: {where} cannot be read ({error.strerror}); fix that, or move it away") from None
+        raise SalError(f"{name}: {where} cannot be read ({error.strerror}); fix that, or move it away") from None
     return source if record.labeled else source.unlabeled()
 
 
@@ -385,7 +385,7 @@ def _load(record: DataSet, root: Path) -> Samples:
         return _some_classes(load_source(record.part_of, root), record)
     missing = [path for path in record.paths if not (root / path).exists()]
     if missing:
-        raise DataError(
+        raise SalError(
             f"{record.name} is not there: looked for {', '.join(missing)}, {record.name}/ and {record.name}.npz in "
             f"{root}; {record.how_to_get}, or put a folder of images or an .npz file there"
         )
@@ -396,14 +396,14 @@ def _load(record: DataSet, root: Path) -> Samples:
 def _stand_in(name: str, root: Path) -> Path | None:
     found = stand_ins(name, root)
     if len(found) > 1:
-        raise DataError(f"both {found[0]} and {found[1]} stand for {name}; keep one of them")
+        raise SalError(f"both {found[0]} and {found[1]} stand for {name}; keep one of them")
     return found[0] if found else None
 
 
 def _some_classes(whole: Samples, record: DataSet) -> Samples:
     first, last = record.classes[0], record.classes[-1]
     if whole.labels is None or last >= len(whole.class_names):
-        raise DataError(
+        raise SalError(
             f"{record.name} is classes {first} to {last} of {record.part_of}, "
             f"but what stands for that has {len(whole.class_names)} classes"
         )

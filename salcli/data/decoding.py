@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from salcli.data.duplicates import Digests, sample_digests
 from salcli.data.sets import Fit, Samples, file_size
-from salcli.errors import DataError, printable
+from salcli.errors import SalError, printable
 from salcli.progress import Task
 
 BLOCK_BYTES = 2**25
@@ -74,12 +74,12 @@ class Block:
 def check_kind(name: str, source: Samples, shape: Shape | None) -> None:
     """Without a shape the project works on vectors; images and vectors do not mix."""
     if source.is_vectors and shape is not None:
-        raise DataError(
+        raise SalError(
             f"{name} holds vectors, but this project works on images; give images, or, where all sets are vectors, set "
             "data.image_size and data.channels to null, model.frozen to false and model.backbone to linear or mlp"
         )
     if not source.is_vectors and shape is None:
-        raise DataError(
+        raise SalError(
             f"{name} holds images, but this project works on vectors; give vectors, or, where all sets are images, set "
             "data.image_size, data.channels and a model.backbone for images, or a frozen one"
         )
@@ -104,7 +104,7 @@ def decode(source: Samples, shape: Shape, task: Task, *, skip_bad: bool) -> Gene
                 block = _from_array(source.array[start:stop], shape, source.fit, pool)
             if block.bad and not skip_bad:
                 path, reason = block.bad[0]
-                raise DataError(
+                raise SalError(
                     f"{printable(path)} cannot be decoded: {reason}; replace or remove it, or skip such files "
                     "with data.on_bad_image: skip"
                 )

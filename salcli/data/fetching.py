@@ -23,7 +23,7 @@ from urllib.request import Request, urlopen
 from salcli import __version__
 from salcli.data.catalogue import DataSet, RemoteFile, data_set, stand_ins
 from salcli.data.sets import file_size
-from salcli.errors import DataError, SalError, StorageError
+from salcli.errors import SalError
 from salcli.progress import Progress, Silent, Task
 
 Status = Literal["here", "custom", "partial", "missing"]  # custom: something stands in for it
@@ -107,7 +107,7 @@ def _fetch_set(record: DataSet, root: Path, progress: Progress) -> Fetched:
             _unpack(folder / file.name, folder, progress)
     lacking = [path for path in record.provides if not _is_there(root / path)]
     if lacking:
-        raise DataError(f"the files are fetched and unpacked, but {root / lacking[0]} is not among them")
+        raise SalError(f"the files are fetched and unpacked, but {root / lacking[0]} is not among them")
     return Fetched(record.name, "fetched", paths)
 
 
@@ -272,7 +272,7 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
             entry.replace(target)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
-        raise StorageError(
+        raise SalError(
             f"{archive} cannot be unpacked to {folder}: {reason}; fix that and run the same command again"
         ) from None
     finally:

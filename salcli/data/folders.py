@@ -11,7 +11,7 @@ import numpy as np
 
 from salcli.data.sets import Samples, concatenated, joined, numbered
 from salcli.data.vectors import ANY, ARRAYS, PARTS, TABLES, Columns, beside_npy, for_testing, read_vectors
-from salcli.errors import DataError
+from salcli.errors import SalError
 
 SUFFIXES = {
     ".apng", ".avif", ".bmp", ".dib", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx",
@@ -32,13 +32,13 @@ def read_custom(name: str, paths: Sequence[Path], *, labeled: bool, columns: Col
 def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Samples:
     try:
         if not path.exists():
-            raise DataError(f"{path} does not exist; put images or vectors there, or give another path for {name}")
+            raise SalError(f"{path} does not exist; put images or vectors there, or give another path for {name}")
         if path.is_file():
             suffix = path.suffix.lower()
             if suffix in (*ARRAYS, *TABLES):
                 return read_vectors(path, labeled=labeled, columns=columns).from_file(path)
             if suffix != ".csv":
-                raise DataError(
+                raise SalError(
                     f"{name}: {path} is a file; give a folder of images, a .csv with their paths, or vectors in a "
                     ".npz, .npy or .parquet file"
                 )
@@ -46,9 +46,9 @@ def _read_one(name: str, path: Path, *, labeled: bool, columns: Columns) -> Samp
         source = read_folder(path, labeled=True) if labeled else _read_part(path, path, labeled=False)
     except (OSError, ValueError) as error:
         where = getattr(error, "filename", None) or path
-        raise DataError(f"{name}: {where} cannot be read ({getattr(error, 'strerror', error)}); fix that") from None
+        raise SalError(f"{name}: {where} cannot be read ({getattr(error, 'strerror', error)}); fix that") from None
     if len(source.class_names) > 1 and SPLIT_NAMES.issuperset(source.class_names):
-        raise DataError(
+        raise SalError(
             f"{name}: {path} has the folders {', '.join(source.class_names)}, which look like parts of a split, not "
             f"like classes; give one of them ({path / source.class_names[0]}), or keep only train/ and test/"
         )
@@ -95,11 +95,11 @@ def read_folder(folder: Path, *, labeled: bool) -> Samples:
     if parts == ["train"]:
         if not labeled or not _folders(folder / "train"):
             return _read_part(folder, folder, labeled=False)
-        raise DataError(f"{folder} has train/, but no test/; add it, or put the classes directly into {folder}")
+        raise SalError(f"{folder} has train/, but no test/; add it, or put the classes directly into {folder}")
     training, test = (_read_part(folder / part, folder, labeled=labeled) for part in PARTS)
     if training.class_names != test.class_names:
         odd = sorted(set(training.class_names) ^ set(test.class_names))
-        raise DataError(f"{folder}: train/ and test/ must have the same classes, but only one has {', '.join(odd)}")
+        raise SalError(f"{folder}: train/ and test/ must have the same classes, but only one has {', '.join(odd)}")
     return joined(training, test)
 
 
@@ -126,17 +126,17 @@ def _read_part(folder: Path, top: Path, *, labeled: bool) -> Samples:
     if not classes:
         files = image_files(folder, top=top)
         if not files:
-            raise DataError(f"{folder} holds no images; put some there, in formats such as {EXAMPLES}")
+            raise SalError(f"{folder} holds no images; put some there, in formats such as {EXAMPLES}")
         return Samples(files=files)
     by_class = [image_files(folder / name, top=top) for name in classes]
     empty = [name for name, files in zip(classes, by_class, strict=True) if not files]
     if len(empty) == len(classes):
-        raise DataError(f"{folder} holds no images, neither in {', '.join(classes[:5])} nor in another folder")
+        raise SalError(f"{folder} holds no images, neither in {', '.join(classes[:5])} nor in another folder")
     if empty:
-        raise DataError(f"{folder}: class {', '.join(empty)} has no images; add some, or remove its folder")
+        raise SalError(f"{folder}: class {', '.join(empty)} has no images; add some, or remove its folder")
     stray = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()]
     if stray:
-        raise DataError(f"{folder} has {len(stray)} images beside its classes ({stray[0]}); move them into a class")
+        raise SalError(f"{folder} has {len(stray)} images beside its classes ({stray[0]}); move them into a class")
     labels = np.repeat(np.arange(len(classes)), [len(files) for files in by_class])
     files = tuple(path for one in by_class for path in one)
     return Samples(files=files, labels=labels, class_names=tuple(classes))
@@ -179,7 +179,7 @@ def read_list(file: Path, *, labeled: bool) -> Samples:
     """The images of a CSV. Relative paths count from its folder. The first line is a header if a cell says `path`."""
     rows = list(_rows(file, [PATH, LABEL] if labeled else [PATH]))
     if not rows:
-        raise DataError(f"{file} lists no images; it should have {CSV_LAYOUT}")
+        raise SalError(f"{file} lists no images; it should have {CSV_LAYOUT}")
     files = tuple(file.parent / row[PATH] for row in rows)
     if not labeled:
         return Samples(files=files)
@@ -203,7 +203,7 @@ def _rows(file: Path, wanted: list[str]) -> Iterator[dict[str, str]]:
                     column = {name: i for i, name in enumerate(header if has_header else wanted)}
                     missing = [name for name in wanted if name not in column]
                     if missing:
-                        raise DataError(f"{file} has no column {', '.join(missing)}; it should have {CSV_LAYOUT}")
+                        raise SalError(f"{file} has no column {', '.join(missing)}; it should have {CSV_LAYOUT}")
                     if has_header:
                         continue
                 cells = {name: row[i] if i < len(row) else "" for name, i in column.items()}
@@ -211,7 +211,7 @@ def _rows(file: Path, wanted: list[str]) -> Iterator[dict[str, str]]:
                 empty = [name for name in wanted if not cells[name]]
                 if empty:
                     reason = f"there is no {' and no '.join(empty)}"
-                    raise DataError(f"{file}, line {reader.line_num}: {reason}; it should have {CSV_LAYOUT}")
+                    raise SalError(f"{file}, line {reader.line_num}: {reason}; it should have {CSV_LAYOUT}")
                 yield cells
         except csv.Error as error:
-            raise DataError(f"{file}, line {reader.line_num}: {error}; it should have {CSV_LAYOUT}") from None
+            raise SalError(f"{file}, line {reader.line_num}: {error}; it should have {CSV_LAYOUT}") from None

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salcli.data.sets import Samples, joined, shown
-from salcli.errors import DataError
+from salcli.errors import SalError
 from salcli.sal.seeding import generator
 
 DIGITS = tuple("0123456789")
@@ -35,7 +35,7 @@ def _reading(path: Path, what: str, name: str) -> Iterator[None]:
         yield
     except Exception as error:  # broken bytes may lead to any
         reason = str(error) or type(error).__name__
-        raise DataError(
+        raise SalError(
             f"{path} is damaged or not {what} ({reason}); remove it, then run: salcli data fetch {name}"
         ) from None
 
@@ -93,7 +93,7 @@ class _ArraysOnly(pickle.Unpickler):
                 return _StoredArray
             case ("numpy", "dtype"):
                 return _StoredType
-        raise DataError(f"it asks for {module}.{name}, which is not data")
+        raise SalError(f"it asks for {module}.{name}, which is not data")
 
 
 class _StoredArray:
@@ -123,7 +123,7 @@ class _StoredType:
 
     def dtype(self) -> np.dtype[Any]:
         if not re.fullmatch("[iu][1248]", self.code):
-            raise DataError(f"it holds an array of {self.code}")
+            raise SalError(f"it holds an array of {self.code}")
         return np.dtype(self.order + self.code)
 
 
@@ -205,9 +205,9 @@ def channels_first(path: Path, images: NDArray[Any]) -> NDArray[Any]:
     """n × height × width [× 1 or 3] → n, C, H, W, without a copy."""
     n_channels = {3: 1, 4: images.shape[-1] if images.ndim else 0}.get(images.ndim)
     if images.dtype != np.uint8 or n_channels not in (1, 3) or 0 in images.shape[1:]:
-        raise DataError(f"{path}: images must be n × height × width [× 1 or 3] of uint8, got {shown(images)}")
+        raise SalError(f"{path}: images must be n × height × width [× 1 or 3] of uint8, got {shown(images)}")
     if len(images) == 0:
-        raise DataError(f"{path} holds no images")
+        raise SalError(f"{path} holds no images")
     return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
 
 
@@ -219,17 +219,17 @@ def numbered_labels(
     `called`: what the file calls the array of labels.
     """
     if labels.shape != (len(source),) or labels.dtype.kind not in "iu":
-        raise DataError(f"{path}: `{called}` must be {len(source)} integers, got {shown(labels)}")
+        raise SalError(f"{path}: `{called}` must be {len(source)} integers, got {shown(labels)}")
     if labels.min() < 0:
-        raise DataError(f"{path}: `{called}` must not be negative, got {labels.min()}; leave unlabeled samples out")
+        raise SalError(f"{path}: `{called}` must not be negative, got {labels.min()}; leave unlabeled samples out")
     found, renumbered = np.unique(labels, return_inverse=True)
     if names is None:
         return replace(source, labels=renumbered.astype(np.int64), class_names=tuple(map(str, found)))
     if names.ndim != 1 or found[-1] >= len(names):
-        raise DataError(f"{path}: labels run from {found[0]} to {found[-1]}, but `class_names` has {names.size} names")
+        raise SalError(f"{path}: labels run from {found[0]} to {found[-1]}, but `class_names` has {names.size} names")
     empty = sorted(set(range(len(names))) - set(found.tolist()))
     if empty:
-        raise DataError(f"{path}: class {names[empty[0]]} has no samples; add some, or leave it out of `class_names`")
+        raise SalError(f"{path}: class {names[empty[0]]} has no samples; add some, or leave it out of `class_names`")
     return replace(source, labels=labels.astype(np.int64), class_names=tuple(map(str, names)))
 
 
@@ -245,7 +245,7 @@ def places365(root: Path) -> Samples:
     present = {path.name for path in (root / PLACES).iterdir()}
     missing = [name for name in names if name not in present]
     if missing:
-        raise DataError(
+        raise SalError(
             f"{root / PLACES} lacks {len(missing):,} of the {len(names):,} images of places365 "
             f"({missing[0]}, …); get them again: salcli data fetch places365"
         )
@@ -274,7 +274,7 @@ def openood(folder: Path, lists: Sequence[Path]) -> Samples:
     (files, labels), (_, test_labels) = parts
     names = dict(zip(labels.tolist(), (path.parent.name for path in files), strict=True))
     if names.keys() != set(range(len(names))) or not names.keys() >= set(test_labels.tolist()):
-        raise DataError(f"{lists[0]} and {lists[1]} must number the same classes, from 0; get them again from OpenOOD")
+        raise SalError(f"{lists[0]} and {lists[1]} must number the same classes, from 0; get them again from OpenOOD")
     class_names = tuple(names[k] for k in range(len(names)))
     return joined(*(Samples(files=files, labels=labels, class_names=class_names) for files, labels in parts))
 
@@ -284,11 +284,11 @@ def _listed(folder: Path, file: Path) -> tuple[tuple[Path, ...], NDArray[np.int6
     for i, line in enumerate(file.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), start=1):
         path, _, number = line.strip().rpartition(" ")
         if not re.fullmatch(r"-1|[0-9]{1,6}", number) or not path or path.startswith("/"):
-            raise DataError(f"{file}, line {i}: it should be a relative path and the number of a class, got {line!r}")
+            raise SalError(f"{file}, line {i}: it should be a relative path and the number of a class, got {line!r}")
         paths.append(folder / path)
         numbers.append(int(number))
     if not paths:
-        raise DataError(f"{file} lists no images; get it again from OpenOOD")
+        raise SalError(f"{file} lists no images; get it again from OpenOOD")
     return tuple(paths), np.array(numbers, np.int64)
 
 

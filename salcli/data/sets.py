@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.errors import DataError, printable
+from salcli.errors import SalError, printable
 
 LARGEST_SIDE = 2048  # pixels that a network takes; larger pictures are resized
 LARGEST_VALUE = 1e15  # of vectors and features: its square, summed over them, is a float32
@@ -94,7 +94,7 @@ def concatenated(name: str, sources: Sequence[Samples], paths: Sequence[Path]) -
     for other, path in zip(sources[1:], paths[1:], strict=True):
         reason = _differs(first, other)
         if reason:
-            raise DataError(f"{name}: {paths[0]} and {path} cannot be one set: {reason}")
+            raise SalError(f"{name}: {paths[0]} and {path} cannot be one set: {reason}")
     names = _class_order({class_name for source in sources for class_name in source.class_names})
     number = {class_name: k for k, class_name in enumerate(names)}
     parts = []
@@ -114,10 +114,10 @@ def concatenated(name: str, sources: Sequence[Samples], paths: Sequence[Path]) -
 def with_calibration(name: str, labeled: Samples, added: str, calibration: Samples) -> Samples:
     """ID data, and behind them a calibration set of the same classes that comes from elsewhere."""
     if calibration.labels is None:
-        raise DataError(f"{added}, the calibration set, has no labels; label it as {name} is labeled")
+        raise SalError(f"{added}, the calibration set, has no labels; label it as {name} is labeled")
     unknown = [class_name for class_name in calibration.class_names if class_name not in labeled.class_names]
     if unknown:
-        raise DataError(
+        raise SalError(
             f"{added}, the calibration set, has classes that {name} does not have ({some_of(unknown)}); leave these "
             f"out, or call them as there: {some_of(labeled.class_names, 12)}"
         )
@@ -126,7 +126,7 @@ def with_calibration(name: str, labeled: Samples, added: str, calibration: Sampl
     names = labeled.class_names
     calibration = replace(calibration, labels=number[calibration.labels], class_names=names, is_test=is_test)
     if reason := _differs(labeled, calibration):
-        raise DataError(f"{added} cannot be the calibration set of {name}: {reason}")
+        raise SalError(f"{added} cannot be the calibration set of {name}: {reason}")
     if bool(labeled.row_ids) != bool(calibration.row_ids):
         labeled, calibration = replace(labeled, row_ids=()), replace(calibration, row_ids=())
     is_calibration = np.repeat([False, True], [len(labeled), len(calibration)])
@@ -192,7 +192,7 @@ def check_unique(where: str | Path, row_ids: Sequence[str]) -> None:
     """Row ids must tell rows apart."""
     repeated = [row_id for row_id, count in Counter(row_ids).items() if count > 1]
     if repeated:
-        raise DataError(
+        raise SalError(
             f"{where}: {len(repeated):,} row ids occur more than once ({some_of(repeated)}); "
             "make them unique, or name another column with data.columns.id"
         )
@@ -207,7 +207,7 @@ def check_same_shape(shapes: Mapping[str, tuple[int, ...]]) -> None:
         else f"{name} has images of {' × '.join(map(str, shape))} (channels, height, width)"
         for name, shape in shapes.items()
     ]  # fmt: skip
-    raise DataError(f"the sets of a project must agree, but {', '.join(described)}; make all of them in the same way")
+    raise SalError(f"the sets of a project must agree, but {', '.join(described)}; make all of them in the same way")
 
 
 def shown(array: NDArray[Any]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from salcli.errors import DataError
+from salcli.errors import SalError
 from salcli.sal.seeding import generator
 
 Index = NDArray[np.int64]
@@ -43,7 +43,7 @@ def split_id(
     if shares["test"] != OFFICIAL:
         names, test, pool = ALL_PARTS, [], np.arange(len(labels))
     elif is_test is None or not is_test.any() or is_test.all():
-        raise DataError(
+        raise SalError(
             "the ID set has no official split into training and test samples; "
             "give data.id_shares.test a number, such as 0.2, and let all four shares add up to 1"
         )
@@ -67,7 +67,7 @@ def _split_classes(
         empty = [name for name, part in zip(shares, parts, strict=True) if len(part[-1]) == 0 and shares[name] > 0]
         if empty:
             name = class_names[k] if class_names else k
-            raise DataError(
+            raise SalError(
                 f"class {name} has {len(own)} samples, too few to give some to {', '.join(empty)}; "
                 "raise its share in data.id_shares or add samples"
             )
@@ -77,7 +77,7 @@ def _split_classes(
 def split_ood(n: int, is_test: NDArray[np.bool_] | None, wild_share: float, seed: int) -> tuple[Index, Index]:
     """For the wild set and for the test: by what the set itself keeps for tests, else at random."""
     if is_test is not None and (is_test.all() or not is_test.any()):
-        raise DataError(
+        raise SalError(
             f"of {n} OOD samples, {'all' if is_test.all() else 'none'} are for testing; "
             "give some to each side, or leave the official split out"
         )
@@ -86,7 +86,7 @@ def split_ood(n: int, is_test: NDArray[np.bool_] | None, wild_share: float, seed
     order = generator(seed, "split-ood").permutation(n)
     n_wild = round(wild_share * n)
     if not 0 < n_wild < n:
-        raise DataError(f"{n} OOD samples cannot be split into wild and test with data.ood_wild_share {wild_share:g}")
+        raise SalError(f"{n} OOD samples cannot be split into wild and test with data.ood_wild_share {wild_share:g}")
     return np.sort(order[:n_wild]), np.sort(order[n_wild:])
 
 
@@ -97,7 +97,7 @@ def mix_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: int) -
     """
     low, high = 1 / (len(id_pool) + 1), len(ood_pool) / (len(ood_pool) + 1)  # one sample of either kind
     if not (low <= pi <= high or pi == 1):
-        raise DataError(
+        raise SalError(
             f"data.pi {pi:g}: {len(id_pool)} ID and {len(ood_pool)} OOD samples cannot be mixed in that ratio; "
             f"choose a value from {np.ceil(low * 1e4) / 1e4:g} to {np.floor(high * 1e4) / 1e4:g}, or 1"
         )
@@ -130,7 +130,7 @@ def recycle_wild(id_pool: Index, ood_pool: Index, n_id: int, pi: float, seed: in
 def wild_as_it_is(pool: Index, n_id: int) -> Wild:
     """Wild data that come as they are, in their own order: nothing is mixed in, and the truth is not known."""
     if len(pool) == 0:
-        raise DataError("all wild samples are ID samples, too, so there is nothing to find; add other wild samples")
+        raise SalError("all wild samples are ID samples, too, so there is nothing to find; add other wild samples")
     return n_id + pool, None
 
 
@@ -144,7 +144,7 @@ def hold_out(n: int, share: float, seed: int, equal: Index) -> NDArray[np.bool_]
     is_held = np.isin(equal, order[: np.searchsorted(n_up_to, share * n - 0.5) + 1])
     if share * n < 0.5 or is_held.all():
         samples = f"{n:,} wild samples" + (f" ({len(order):,} different ones)" if len(order) < n else "")
-        raise DataError(
+        raise SalError(
             f"data.wild_holdout {share:g} of {samples} is {'none' if share * n < 0.5 else 'all'} of them; "
             "choose another share, or 0 to hold out nothing"
         )

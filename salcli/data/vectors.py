@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from salcli.data.readers import channels_first, numbered_labels
 from salcli.data.sets import LARGEST_VALUE, Samples, check_unique, numbered, shown, some_of
-from salcli.errors import DataError, did_you_mean, printable
+from salcli.errors import SalError, did_you_mean, printable
 
 ARRAYS, TABLES = (".npz", ".npy"), (".parquet", ".pq")
 DIMENSIONS = range(2, 16_384 + 1)
@@ -104,7 +104,7 @@ def check_columns(path: Path, names: Collection[str], there: Collection[str], op
     for name in names:
         if name not in there:
             nearest = did_you_mean(name, there)
-            raise DataError(
+            raise SalError(
                 f"{printable(path)} has no column {name}{nearest}; it has {some_of([*there], 12)} ({option})"
             )
 
@@ -155,7 +155,7 @@ class ArrayFile:
         if len(wide) != 1:
             which = " or ".join(wide) or some_of(self.names)
             advice = "Call it `x`, or name it with data.columns.vector" if self._is_set else "Name it with --vector"
-            raise DataError(f"{printable(self.path)}: which array holds the vectors, {which}? {advice}")
+            raise SalError(f"{printable(self.path)}: which array holds the vectors, {which}? {advice}")
         return wide
 
     def whole(
@@ -165,7 +165,7 @@ class ArrayFile:
         array = self.cells(*vector) if len(vector) == 1 else np.stack([self.cells(name) for name in vector], axis=1)
         if not _is_wide(array):
             kinds = " (float16, float32, float64 or int)" if self._is_set else ""
-            raise DataError(f"{printable(self.path)}: vectors must be n × D numbers{kinds}, got {shown(array)}")
+            raise SalError(f"{printable(self.path)}: vectors must be n × D numbers{kinds}, got {shown(array)}")
         return array, {name: self.cells(name) for name in other}
 
     def blocks(self, vector: Names, other: Collection[str], n_rows: int, n_dimensions: int = 0) -> Iterator[RowBlock]:
@@ -173,7 +173,7 @@ class ArrayFile:
         array, cells = self.whole(vector, other)
         for ids in cells.values():
             if len(ids) != len(array):
-                raise DataError(f"{printable(self.path)}: there are {len(array):,} vectors, but {len(ids):,} ids")
+                raise SalError(f"{printable(self.path)}: there are {len(array):,} vectors, but {len(ids):,} ids")
         for start in range(0, len(array), n_rows):
             rows = slice(start, start + n_rows)
             yield RowBlock(np.asarray(array[rows]), {name: ids[rows] for name, ids in cells.items()})
@@ -216,17 +216,17 @@ class TableFile:
         for name in several(columns.vector):
             if name not in takes:
                 others = f"; these do: {some_of(takes, 12)}" if takes else ""
-                raise DataError(f"{self.path}: column {name} {rule}, got {self._types[name]}{others}")
+                raise SalError(f"{self.path}: column {name} {rule}, got {self._types[name]}{others}")
         if columns.vector:
             return several(columns.vector)
         lists, numbers = ([name for name in names if name not in other] for names in (self.lists, self.numbers))
         if len(lists) > 1:
-            raise DataError(
+            raise SalError(
                 f"{self.path}: which column holds the vectors, {' or '.join(lists)}? Name it with --vector, or in "
                 "data.columns.vector"
             )
         if not (lists or numbers):
-            raise DataError(
+            raise SalError(
                 f"{self.path} has neither a column of lists of numbers nor columns of numbers ({some_of(self.names)})"
             )
         return tuple(lists or sorted(numbers))  # the same vectors whatever the order in the file
@@ -252,7 +252,7 @@ class TableFile:
             names = cells[row_id] if row_id in cells else range(start)
             counted = "" if row_id in cells else ", counted from 0"
             which = some_of([f"row {names[i]}: {length}" for i, length in odd.items()])
-            raise DataError(
+            raise SalError(
                 f"{self.path}: all vectors must have the same dimension, but {len(odd):,} of {start:,} do not have "
                 f"{n_dimensions}, as the first has ({which}{counted}); embed all rows with the same encoder, or leave "
                 "them out"
@@ -318,7 +318,7 @@ def opened(path: Path, *, is_set: bool = False) -> Iterator[ArrayFile | TableFil
             from pyarrow import ArrowException
             from pyarrow.parquet import ParquetFile
         except ImportError:
-            raise DataError(
+            raise SalError(
                 f"{printable(path)}: reading Parquet needs pyarrow, which is not installed; pip install "
                 "'salcli[parquet]', or store the vectors as .npz"
             ) from None
@@ -338,7 +338,7 @@ def opened(path: Path, *, is_set: bool = False) -> Iterator[ArrayFile | TableFil
     except broken as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         layout = LAYOUTS[form] if is_set else ""
-        raise DataError(f"{printable(path)} cannot be read as {form} ({reason}); {FIXES[form]}{layout}") from None
+        raise SalError(f"{printable(path)} cannot be read as {form} ({reason}); {FIXES[form]}{layout}") from None
 
 
 def _of_npz(path: Path, arrays: Any, name: str) -> NDArray[Any]:
@@ -364,7 +364,7 @@ def _without_objects(path: Path, what: str) -> Iterator[None]:
     except ValueError as error:
         if not any(words in str(error) for words in ("Object arrays", "Python objects")):
             raise
-        raise DataError(
+        raise SalError(
             f"{printable(path)}: {what} has values of mixed types (or Python objects, or rows of different lengths); "
             "store vectors as n × D numbers, and labels as integers or text"
         ) from None
@@ -392,7 +392,7 @@ def _are_images(arrays: Mapping[str, NDArray[Any]], columns: Columns) -> bool:
 def _images(path: Path, arrays: Mapping[str, NDArray[Any]], *, labeled: bool) -> Samples:
     images, labels = (arrays.get(name, arrays.get(other)) for name, other in (("images", "x"), ("labels", "y")))
     if images is None:
-        raise DataError(f"{path} holds neither images nor vectors, but {', '.join(arrays) or 'nothing'}; {NPZ_LAYOUT}")
+        raise SalError(f"{path} holds neither images nor vectors, but {', '.join(arrays) or 'nothing'}; {NPZ_LAYOUT}")
     images = channels_first(path, images)
     marks = {IS_TEST: arrays[IS_TEST]} if IS_TEST in arrays else {}
     source = Samples(array=images, is_test=_is_test(path, marks, len(images)))
@@ -430,21 +430,21 @@ def _source(
     """
     n, n_dimensions = array.shape
     if n == 0:
-        raise DataError(f"{path} holds no vectors; give a file with some")
+        raise SalError(f"{path} holds no vectors; give a file with some")
     if n_dimensions not in DIMENSIONS:
-        raise DataError(
+        raise SalError(
             f"{path}: vectors must have from {DIMENSIONS[0]} to {DIMENSIONS[-1]:,} dimensions, got {n_dimensions:,}"
         )
     for name, column in {**cells, **to_show}.items():
         if name != CLASS_NAMES and (len(column) != n or np.ndim(column) != 1):
-            raise DataError(
+            raise SalError(
                 f"{path}: there are {n} vectors, but `{called.get(name, name)}` is {shown(np.asarray(column))}; "
                 "store one value for each vector"
             )
     row_ids = cell_texts(cells.get("ids"))
     no_id = [i for i, row_id in enumerate(row_ids) if not row_id]
     if no_id:
-        raise DataError(f"{path}: {len(no_id):,} of {n:,} rows have no id (rows {some_of(no_id)}, counted from 0)")
+        raise SalError(f"{path}: {len(no_id):,} of {n:,} rows have no id (rows {some_of(no_id)}, counted from 0)")
     check_unique(path, row_ids)
 
     def rows(numbers: Sequence[int]) -> str:
@@ -474,19 +474,19 @@ def _check_values(path: Path, array: NDArray[np.float32], rows: Callable[[Sequen
         bad += (start + unusable(block)).tolist()
         all_equal = all_equal and bool((block == array[0]).all())
     if bad:
-        raise DataError(
+        raise SalError(
             f"{path}: {len(bad):,} of {n:,} vectors have values that are NaN, infinite or above {LARGEST_VALUE:g} "
             f"(rows {rows(bad)}); fix or remove them"
         )
     if all_equal:
-        raise DataError(f"{path}: all {n:,} vectors are equal; a set needs different ones")
+        raise SalError(f"{path}: all {n:,} vectors are equal; a set needs different ones")
 
 
 def _is_test(path: Path, cells: Mapping[str, Cells], n: int) -> NDArray[np.bool_] | None:
     if IS_TEST in cells:
         is_test = np.asarray(cells[IS_TEST])
         if is_test.shape != (n,) or is_test.dtype != np.bool_:
-            raise DataError(f"{path}: `is_test` must be {n} booleans, got {shown(is_test)}")
+            raise SalError(f"{path}: `is_test` must be {n} booleans, got {shown(is_test)}")
         return is_test
     return None if SPLIT not in cells else for_testing(path, cell_texts(cells[SPLIT]))
 
@@ -495,7 +495,7 @@ def for_testing(path: Path, parts: Sequence[str]) -> NDArray[np.bool_]:
     """Of a column that holds train or test."""
     odd = sorted(set(parts) - set(PARTS))
     if odd:
-        raise DataError(f"{path}: the column split must hold train or test, got {odd[0]!r}")
+        raise SalError(f"{path}: the column split must hold train or test, got {odd[0]!r}")
     return np.array([PARTS[part] for part in parts])
 
 
@@ -517,16 +517,16 @@ def _label_names(path: Path, labels: Cells, rows: Callable[[Sequence[int]], str]
     values = labels.tolist() if isinstance(labels, np.ndarray) else labels
     missing = [i for i, value in enumerate(values) if not _text(value).strip()]
     if missing:
-        raise DataError(
+        raise SalError(
             f"{path}: {len(missing):,} of {len(values):,} rows have no label (rows {rows(missing)}); "
             "label them, or leave them out"
         )
     names = []
     for value in values:
         if isinstance(value, float) and not value.is_integer():
-            raise DataError(f"{path}: labels must be integers or text, got {value!r}; name the column of the classes")
+            raise SalError(f"{path}: labels must be integers or text, got {value!r}; name the column of the classes")
         if isinstance(value, int | float) and value < 0:
-            raise DataError(f"{path}: labels must not be negative, got {min(values)}; leave unlabeled vectors out")
+            raise SalError(f"{path}: labels must not be negative, got {min(values)}; leave unlabeled vectors out")
         # a table with gaps may have stored integers as floats
         names.append(_text(int(value) if isinstance(value, float) else value).strip())
     return names

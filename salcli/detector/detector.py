@@ -34,7 +34,7 @@ from salcli.data.vectors import ANY, Columns
 from salcli.detector.images import ImageFormat, as_paths
 from salcli.detector.vectors import VectorFormat
 from salcli.engine.device import resolve_device
-from salcli.errors import BadArtifactError, DataError, DeviceError, MissingArtifactError, UsageMistakeError, printable
+from salcli.errors import BadArtifactError, MissingArtifactError, SalError, printable
 from salcli.methods.base import IdTrained, InputScore, Method, PostHoc, Trained, find_method, is_custom_method
 from salcli.methods.sal import Sal, variant_label
 from salcli.models.backbones import is_hooked, takes_vectors
@@ -110,7 +110,7 @@ def score_samples(
                 probability, label = logits.softmax(1).max(1)
                 parts.append((label.cpu().numpy(), probability.cpu().numpy(), score.float().cpu().numpy()))
         except torch.OutOfMemoryError:
-            raise DeviceError(
+            raise SalError(
                 f"{len(batch)} samples at a time do not fit in the memory of {device}; use a smaller batch size"
             ) from None
     return Scores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -184,12 +184,12 @@ class Detector:
         batch_size: int = BATCH_SIZE,
     ) -> None:
         if not 0 < id_quantile < 1:
-            raise UsageMistakeError(
+            raise SalError(
                 f"the ID quantile must be greater than 0 and less than 1, got {id_quantile:g}; "
                 "it is the share of ID data to keep, for example 0.95"
             )
         if batch_size < 1:
-            raise UsageMistakeError(f"the batch size must be at least 1, got {batch_size}")
+            raise SalError(f"the batch size must be at least 1, got {batch_size}")
         self.network, self.method = network.to(_device(device)).eval(), method or Sal()
         self.name, self.reason = name, reason
         self.embedder = None if embedder is None else embedder.to(_device(device))
@@ -280,10 +280,10 @@ class Detector:
         failed = {part.names[i]: reason for part in parts for i, reason in part.failed.items()}
         for name, reason in failed.items():
             if self.takes.kind == "images":
-                raise DataError(f"{printable(name)} cannot be decoded: {reason}; leave it out")
+                raise SalError(f"{printable(name)} cannot be decoded: {reason}; leave it out")
             n = sum(len(part.names) for part in parts)
             rows = some_of([*failed])
-            raise DataError(f"{len(failed):,} of {n:,} vectors cannot be used (rows {rows}): {reason}; leave them out")
+            raise SalError(f"{len(failed):,} of {n:,} vectors cannot be used (rows {rows}): {reason}; leave them out")
         return _joined([part.predictions for part in parts])
 
     def select(self, samples: Given, *, fdr: float, columns: Columns = ANY) -> Predictions:
@@ -322,11 +322,11 @@ class Detector:
     def check_fdr(self, fdr: float) -> None:
         """Refuse a false discovery rate at which nothing could ever be flagged."""
         if not 0 < fdr < 1:
-            raise UsageMistakeError(
+            raise SalError(
                 f"the false discovery rate must be greater than 0 and less than 1, got {fdr:g}; for example 0.1"
             )
         if self.too_few_for(fdr, 1):
-            raise UsageMistakeError(
+            raise SalError(
                 f"a false discovery rate of {fdr:g} needs at least {calibration_needed(fdr):,} calibration samples, "
                 f"and this detector has {len(self.calibration):,}; ask for a higher rate, or give "
                 "data.id_shares.calibration a larger share"
@@ -483,4 +483,4 @@ def _device(name: str) -> torch.device:
     try:
         return resolve_device(name)
     except RuntimeError:
-        raise DeviceError(f"device {name} is not known; use auto, cpu, cuda, cuda:N or mps") from None
+        raise SalError(f"device {name} is not known; use auto, cpu, cuda, cuda:N or mps") from None

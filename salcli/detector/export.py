@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from salcli.detector.detector import Detector, logits_and_scores
 from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
-from salcli.errors import ModelError, StorageError, UsageMistakeError
+from salcli.errors import ModelError, SalError
 from salcli.methods.base import InputScore, built_in
 from salcli.methods.combined import Combined
 from salcli.models.custom import describe_failure
@@ -74,9 +74,9 @@ def export(detector: Detector, path: Path, to: str) -> float:
     """
     missing = [name for name in NEEDED_FOR_ONNX if to == "onnx" and find_spec(name) is None]
     if missing:
-        raise UsageMistakeError(f"ONNX needs {', '.join(missing)}; install it with: pip install 'salcli[onnx]'")
+        raise SalError(f"ONNX needs {', '.join(missing)}; install it with: pip install 'salcli[onnx]'")
     if path.is_dir():
-        raise StorageError(f"{path} is a folder; name a file in it")
+        raise SalError(f"{path} is a folder; name a file in it")
     if isinstance(detector.method, InputScore):
         others = ", ".join(name for name, one in built_in().items() if not issubclass(one, InputScore))
         raise ModelError(

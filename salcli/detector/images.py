@@ -15,7 +15,7 @@ from salcli.data.decoding import BROKEN, Interpolation, Shape, decode, fit_array
 from salcli.data.folders import SUFFIXES
 from salcli.data.sets import Fit, Samples
 from salcli.data.vectors import ANY, ARRAYS, TABLES, Columns
-from salcli.errors import DataError, UsageMistakeError, printable
+from salcli.errors import SalError, printable
 from salcli.progress import Silent
 
 # files read at once: enough for all threads, and few enough that even large photographs show progress
@@ -59,16 +59,16 @@ class ImageFormat:
         if isinstance(samples, Image.Image):
             samples = [samples]
         if not (isinstance(samples, Sequence) and all(isinstance(one, Image.Image) for one in samples)):
-            raise DataError("a detector takes paths, PIL images, or one array or tensor of images (n, C, H, W), uint8")
+            raise SalError("a detector takes paths, PIL images, or one array or tensor of images (n, C, H, W), uint8")
         try:
             return self._stack([fit_picture(plain(one), self._shape, self.fit) for one in samples])
         except BROKEN as error:
-            raise DataError(f"an image cannot be decoded: {error}") from None
+            raise SalError(f"an image cannot be decoded: {error}") from None
 
     def check_file(self, path: Path) -> None:
         """Files of vectors would fail later with a less helpful message."""
         if path.suffix.lower() in (*ARRAYS, *TABLES):
-            raise DataError(f"{printable(path)} is a file of arrays or vectors, but this detector takes image files")
+            raise SalError(f"{printable(path)} is a file of arrays or vectors, but this detector takes image files")
 
     def fitting(self, files: Iterable[Path]) -> list[Path]:
         """Files with the suffix of an image."""
@@ -77,7 +77,7 @@ class ImageFormat:
     def read(self, files: tuple[Path, ...], batch_size: int, asked: Columns = ANY) -> Generator[Decoded]:
         """All files in order, by the code of `prepare`, so that the network sees what it would be trained on."""
         if asked != ANY:
-            raise UsageMistakeError("--vector and --row-id are for detectors of vectors; this one takes images")
+            raise SalError("--vector and --row-id are for detectors of vectors; this one takes images")
         at_once = batch_size * max(1, FEWEST_AT_ONCE // batch_size)
         for first in range(0, len(files), at_once):
             some, start = files[first : first + at_once], 0
@@ -93,13 +93,13 @@ class ImageFormat:
             images = images[None]
         shape = " × ".join(map(str, images.shape))
         if images.dtype != np.uint8 or images.ndim != 4:
-            raise DataError(
+            raise SalError(
                 f"this detector takes arrays of uint8 with the axes n, C, H, W; got {images.dtype.name} of {shape}"
             )
         if images.shape[1:] == self.sample_shape:
             return np.require(images, requirements=["C", "W"])  # copies only what torch would warn about
         if images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
-            raise DataError(f"images have 1 or 3 channels, in the second axis (n, C, H, W); got {shape}")
+            raise SalError(f"images have 1 or 3 channels, in the second axis (n, C, H, W); got {shape}")
         return self._stack([fit_array(image, self._shape, self.fit) for image in images])
 
     @property

@@ -36,7 +36,7 @@ from salcli.data.sets import some_of
 from salcli.data.vectors import ANY, Columns, cell_texts, check_columns, opened
 from salcli.detector.detector import Detector
 from salcli.detector.predict import FORMAT_OF_SUFFIX, Say, find_files, open_detector
-from salcli.errors import DataError, StorageError, UsageMistakeError, as_text, printable
+from salcli.errors import SalError, as_text, printable
 from salcli.progress import Progress, Silent, Task
 from salcli.store.files import as_json, fingerprint, write_text
 
@@ -126,9 +126,9 @@ def check_outputs(out: Path | None, figure: Path | None) -> None:
         ("--figure", figure, (".png", ".svg")),
     ):
         if path is not None and path.suffix.lower() not in suffixes:
-            raise UsageMistakeError(f"{option} {path}: name it {' or '.join(suffixes[:2])}")
+            raise SalError(f"{option} {path}: name it {' or '.join(suffixes[:2])}")
         if path is not None and path.is_dir():
-            raise StorageError(f"{path} is a folder; name a file in it")
+            raise SalError(f"{path} is a folder; name a file in it")
 
 
 def monitor(
@@ -150,9 +150,9 @@ def monitor(
     instead of the calibration sample, for streams that have always had some outliers.
     """
     if not 0 < alpha < 1:
-        raise UsageMistakeError(f"--alpha must be greater than 0 and less than 1, got {alpha:g}; for example {ALPHA}")
+        raise SalError(f"--alpha must be greater than 0 and less than 1, got {alpha:g}; for example {ALPHA}")
     if date_column and by != DAY:
-        raise UsageMistakeError("--date names the column of dates for --by day; add that, or leave out --date")
+        raise SalError("--date names the column of dates for --by day; add that, or leave out --date")
     path, loaded = open_detector(detector, say, **options)
     reader, shown = _Reader(loaded, path, by, date_column, columns), progress or Silent()
     unit = loaded.takes.kind
@@ -163,9 +163,9 @@ def monitor(
         say(f"cannot be used: {printable(failed)}: {reason}", "warning")
     scores = reader.batches()
     if not any(len(own) for own in scores.values()):
-        raise DataError(f"there is nothing to monitor: no {unit} in {some_of([printable(path) for path in paths])}")
+        raise SalError(f"there is nothing to monitor: no {unit} in {some_of([printable(path) for path in paths])}")
     if not 0 <= baseline < len(scores):
-        raise UsageMistakeError(
+        raise SalError(
             f"--baseline {baseline}: there are {len(scores)} batches, and at least one must be left to compare"
         )
     return _monitored(loaded, path, scores, reader.unreadable, baseline, alpha, shown)
@@ -186,11 +186,11 @@ def _monitored(
     names = [*scores]
     reference = loaded.calibration.astype(np.float64)
     if len(reference) == 0 and not baseline:
-        raise DataError("this detector has no calibration data to compare with; use --baseline")
+        raise SalError("this detector has no calibration data to compare with; use --baseline")
     if baseline:
         reference = np.concatenate([scores[name] for name in names[:baseline]])
         if len(reference) < LEAST:
-            raise DataError(f"the baseline has {len(reference)} samples, and needs {LEAST}; take more batches")
+            raise SalError(f"the baseline has {len(reference)} samples, and needs {LEAST}; take more batches")
     stream = np.concatenate([scores[name] for name in names[baseline:]])
     with progress.task("martingale", len(stream), "samples") as task:
         p = online_p_values(reference, stream, np.random.default_rng(SEED))
@@ -322,7 +322,7 @@ class _Reader:
                 cells = _column(file, self.column) if self.column else None
                 yield [file], self._labels(file, cells, argument)
         elif self.column:
-            raise UsageMistakeError(
+            raise SalError(
                 f"images have no column {self.column}; use --by day or --by file, or give the CSV that "
                 "`salcli predict` wrote, with that column added"
             )
@@ -343,7 +343,7 @@ class _Reader:
             try:
                 days.append(_day(cell))
             except ValueError:
-                raise DataError(
+                raise SalError(
                     f"{printable(file)}, row {row}: {self.column} is {printable(cell) or 'empty'}, which is no date "
                     "such as 2026-11-18 or 2026-11-18T06:30"
                 ) from None
@@ -367,7 +367,7 @@ class _Reader:
         for rows in _rows(file):
             lacking = {"score", "p_value", *([self.column] if self.column else [])} - rows[0].keys()
             if lacking:
-                raise DataError(
+                raise SalError(
                     f"{printable(file)} has no column {', '.join(sorted(lacking))}; "
                     "give samples, or what `salcli predict` wrote"
                 )
@@ -380,12 +380,12 @@ class _Reader:
                 texts = [row.get("score") for row in good]
                 scores = np.array([ends[i] if text in ("", None) else float(text) for i, text in enumerate(texts)])
             except (LookupError, TypeError, ValueError) as error:
-                raise DataError(f"{printable(file)} holds a score or p-value that is no number: {error}") from None
+                raise SalError(f"{printable(file)} holds a score or p-value that is no number: {error}") from None
             expected = p_values(self.detector.calibration, scores.astype(np.float32))
             wrong = np.flatnonzero(~(np.abs(p - expected) < 1e-9))
             if len(wrong):
                 i = int(wrong[0])
-                raise DataError(
+                raise SalError(
                     f"{printable(file)} holds scores of another detector than {self.path}: to a score of "
                     f"{scores[i]:.6g} belongs the p-value {expected[i]:.6g}, not {p[i]:.6g}; predict the samples again "
                     "with this one"
@@ -408,13 +408,13 @@ def _rows(file: Path) -> Iterator[list[dict[str, Any]]]:
                     raise ValueError("a line is no object")
                 yield some
     except (ValueError, RecursionError, csv.Error) as error:  # also what is not UTF-8, or not JSON
-        raise DataError(f"{printable(file)} cannot be read as {file.suffix}: {error}") from None
+        raise SalError(f"{printable(file)} cannot be read as {file.suffix}: {error}") from None
 
 
 def _column(file: Path, name: str) -> tuple[str, ...]:
     """A column of a file of vectors, as text."""
     if file.suffix.lower() == ".npy":
-        raise UsageMistakeError(f"{printable(file)} has no columns; use --by file, or a .parquet or .npz file")
+        raise SalError(f"{printable(file)} has no columns; use --by file, or a .parquet or .npz file")
     with opened(file) as vectors:
         check_columns(file, (name,), vectors.names, "--by, --date")
         return cell_texts(vectors.cells(name))

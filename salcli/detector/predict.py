@@ -22,7 +22,7 @@ from salcli.data.vectors import ANY, Columns
 from salcli.detector.detector import BATCH_SIZE, MADE_BY, Detector, Scanned, custom_code
 from salcli.detector.images import ImageFormat
 from salcli.detector.vectors import VectorFormat
-from salcli.errors import DataError, MissingArtifactError, StorageError, UsageMistakeError, as_text, escaped, printable
+from salcli.errors import MissingArtifactError, SalError, as_text, escaped, printable
 from salcli.models.backbones import import_path
 from salcli.models.custom import make_importable
 from salcli.params.reading import lookup, read_yaml
@@ -98,9 +98,9 @@ def predict(
     is decided when all p-values are known, and rows are written then.
     """
     if fdr is not None and id_quantile != ID_QUANTILE:
-        raise UsageMistakeError("--fdr and --id-quantile both decide what is OOD; use one of them")
+        raise SalError("--fdr and --id-quantile both decide what is OOD; use one of them")
     if out and out.is_dir():  # otherwise this would only show after all the work
-        raise StorageError(f"{out} is a folder; name a file in it")
+        raise SalError(f"{out} is a folder; name a file in it")
     _, loaded = open_detector(
         detector, say, id_quantile=id_quantile, batch_size=batch_size, device=device, allow_import=allow_import
     )
@@ -129,10 +129,10 @@ def predict(
                 write(held.pop(0))
             task.advance(len(part.names))
         if tally.n_samples == 0 and takes.kind == "images":
-            raise DataError(f"no image could be read, of {len(files):,} files; the lines above say why")
+            raise SalError(f"no image could be read, of {len(files):,} files; the lines above say why")
         if tally.n_samples == 0:
             reason = next(iter(held[0].failed.values()))
-            raise DataError(f"none of {tally.n_unreadable:,} vectors can be used: {reason}")
+            raise SalError(f"none of {tally.n_unreadable:,} vectors can be used: {reason}")
         if fdr is not None:
             p, scores = (
                 np.concatenate([getattr(part.predictions, name) for part in held]) for name in ("p_values", "scores")
@@ -199,7 +199,7 @@ def choose_detector(given: Path | None) -> tuple[Path, str]:
     if len({parts[1:] for parts in by_path.values()}) > 1:
         names = "".join(f"\n  --detector {path}" for path in found[:MOST_LISTED])
         more = f"\n  and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-        raise UsageMistakeError(f"there are {len(found)} detectors; choose one:{names}{more}")
+        raise SalError(f"there are {len(found)} detectors; choose one:{names}{more}")
     others = f", the first of {len(found)} seeds" if len(found) > 1 else ""
     return found[0], f"detector: {found[0]}{others}"
 
@@ -221,7 +221,7 @@ def find_files(takes: Takes, arguments: Iterable[str], listed: Iterable[str] = (
         else:
             found += _files_of(argument, takes)
     if not found:
-        raise DataError("there are no paths on standard input; give one on each line, or with --null after each NUL")
+        raise SalError("there are no paths on standard input; give one on each line, or with --null after each NUL")
     return tuple(found)
 
 
@@ -240,19 +240,19 @@ def _files_of(argument: str, takes: Takes) -> Sequence[Path]:
         if not in_folder:
             for file in files_below(path):
                 takes.check_file(file)
-            raise DataError(f"{printable(path)} holds no {takes.kind}: no file with {suffixes}")
+            raise SalError(f"{printable(path)} holds no {takes.kind}: no file with {suffixes}")
         return in_folder
     if _holds(path.is_file):
         return [path]
     if _holds(path.exists):
-        raise DataError(f"{printable(path)} is neither a file nor a folder")
+        raise SalError(f"{printable(path)} is neither a file nor a folder")
     if not glob.has_magic(argument):
-        raise DataError(f"{printable(path)} is not there")
+        raise SalError(f"{printable(path)} is not there")
     matches = map(Path, glob.iglob(argument, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute patterns
     fitting = takes.fitting(match for match in matches if match.is_file())
     if not fitting:
         what = "image" if is_images else "file of vectors"
-        raise DataError(f"no {what} matches {argument}: a pattern finds files with {suffixes}")
+        raise SalError(f"no {what} matches {argument}: a pattern finds files with {suffixes}")
     # links that lead back up find the same folders again and again; keep the shortest path to each file
     shortest: dict[tuple[str, str], Path] = {}
     for match in sorted(fitting, key=lambda match: (len(match.parts), match.parts)):
@@ -276,9 +276,9 @@ def choose_format(wanted: str | None, out: Path | None) -> str:
     if out is None:
         return wanted or ("table" if sys.stdout.isatty() else "csv")
     if wanted == "table":
-        raise UsageMistakeError("--format table is for people; write a file with --format csv or jsonl")
+        raise SalError("--format table is for people; write a file with --format csv or jsonl")
     if wanted is None and out.suffix.lower() not in FORMAT_OF_SUFFIX:
-        raise UsageMistakeError(f"--out {out}: name it .csv or .jsonl, or say which with --format")
+        raise SalError(f"--out {out}: name it .csv or .jsonl, or say which with --format")
     return wanted or FORMAT_OF_SUFFIX[out.suffix.lower()]
 
 

@@ -18,7 +18,7 @@ from salcli.detector.vectors import VectorFormat
 from salcli.engine.batches import Rows
 from salcli.engine.device import Compute, computing, resolve_device
 from salcli.engine.inference import outputs_of
-from salcli.errors import BadArtifactError, MetricsError, MissingArtifactError, ParamsError, UnknownNameError
+from salcli.errors import BadArtifactError, MissingArtifactError, ParamsError, SalError, UnknownNameError
 from salcli.methods.base import IdTrained, Known, Method, PostHoc, Trained, built_in
 from salcli.methods.sal import COMMITTEE, SAL_PLUS, variant_label
 from salcli.models.backbones import AUTO
@@ -88,7 +88,7 @@ def run(
             task.advance(len(rows))
     calibration = np.sort(np.concatenate(scores))
     if not np.isfinite(calibration).all():
-        raise MetricsError(
+        raise SalError(
             f"not all calibration scores of {name} are finite, so no threshold is defined; "
             "train its network again with a smaller learning rate, or use another method"
         )

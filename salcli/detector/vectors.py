@@ -32,7 +32,7 @@ from salcli.data.vectors import (
     unusable,
 )
 from salcli.detector.images import Decoded
-from salcli.errors import DataError, printable
+from salcli.errors import SalError, printable
 
 MOST_ROWS = 4096  # read at once
 TRAINED = "of the training data; name others with --vector"
@@ -66,19 +66,19 @@ class VectorFormat:
             samples = samples.detach().cpu().numpy()
         first = samples[0] if isinstance(samples, list | tuple) and samples else samples
         if isinstance(first, Image.Image):
-            raise DataError(f"{self.described}, not images")
+            raise SalError(f"{self.described}, not images")
         try:
             array = np.asarray(samples)
         except (TypeError, ValueError):  # rows of different lengths
-            raise DataError(f"{self.described}, as one array (n, D)") from None
+            raise SalError(f"{self.described}, as one array (n, D)") from None
         array = array.reshape(-1, self.dimensions) if array.size == 0 else np.atleast_2d(array)
         if array.ndim != 2 or array.dtype.kind not in NUMBERS:
-            raise DataError(f"{self.described}, as one array (n, D) of numbers; got {shown(array)}")
+            raise SalError(f"{self.described}, as one array (n, D) of numbers; got {shown(array)}")
         self._check(array.shape[1], "the array")
         converted = as_float32(array)
         bad = unusable(converted)
         if len(bad):
-            raise DataError(
+            raise SalError(
                 f"{len(bad):,} of {len(array):,} vectors hold values that are {NOT_FINITE} "
                 f"(rows {some_of(bad.tolist())}, counted from 0); leave them out"
             )
@@ -87,9 +87,9 @@ class VectorFormat:
     def check_file(self, path: Path) -> None:
         """Images, and what is no file of vectors, would fail later with a less helpful message."""
         if path.suffix.lower() in SUFFIXES:
-            raise DataError(f"{printable(path)} is an image, but {self.described}")
+            raise SalError(f"{printable(path)} is an image, but {self.described}")
         if path.suffix.lower() not in self.suffixes:
-            raise DataError(f"{printable(path)} is no {', '.join(self.suffixes)} file, but {self.described}")
+            raise SalError(f"{printable(path)} is no {', '.join(self.suffixes)} file, but {self.described}")
 
     def fitting(self, files: Iterable[Path]) -> list[Path]:
         """Files of vectors, without the labels and ids that lie beside a .npy file."""
@@ -120,11 +120,11 @@ class VectorFormat:
                     yield Decoded(names, np.ascontiguousarray(array[good]), failed)
                     n += len(array)
             if n == 0:
-                raise DataError(f"{printable(path)} holds no vectors; leave it out")
+                raise SalError(f"{printable(path)} holds no vectors; leave it out")
 
     def _check(self, n_dimensions: int, where: str) -> None:
         if n_dimensions != self.dimensions:
-            raise DataError(
+            raise SalError(
                 f"{where} holds vectors of {n_dimensions:,} dimensions, but {self.described}; "
                 "give vectors from the encoder of its training data"
             )

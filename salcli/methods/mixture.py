@@ -160,7 +160,9 @@ def fit_mixture(known: Float[Tensor, "l d"] | None, calibration: Samples, wild: 
         found, log_evidence = _fitted(np.column_stack([np.ones(len(u)), g, z]), u, is_wild, log_ratio, prior, start)
         fits.append((log_evidence, found))
         start = found
-        if log_evidence < fits[0][0] - NEGLIGIBLE and log_evidence < fits[-2][0]:  # larger v have less, and take longest
+        if (
+            log_evidence < fits[0][0] - NEGLIGIBLE and log_evidence < fits[-2][0]
+        ):  # larger v have less, and take longest
             break
     evidence = np.array([one for one, _ in fits])
     evidence = np.exp(evidence - evidence.max())

@@ -16,7 +16,7 @@ from salcli.engine.augmentation import Distortions
 from salcli.engine.batches import Batches, LabeledRows, Rows, check_views_exist, viewed
 from salcli.engine.inference import BATCH_SIZE, outputs_of
 from salcli.engine.training import STEPS_BETWEEN_LOSSES, Run, SgdConfig
-from salcli.errors import TrainingError
+from salcli.errors import SalError
 from salcli.methods.base import (
     Count,
     NotNegative,
@@ -137,7 +137,7 @@ class Step(WildTrained):
         try:
             to_white = whitening(known, own.ridge)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            raise TrainingError(
+            raise SalError(
                 "the covariance of the features has no inverse; raise methods.step.structure.ridge "
                 f"(it is {own.ridge:g})"
             ) from None
@@ -147,7 +147,7 @@ class Step(WildTrained):
             for step, loss in enumerate(losses, start=1):
                 is_shown = step % STEPS_BETWEEN_LOSSES == 0 or step == own.steps
                 if is_shown and not loss.isfinite():
-                    raise TrainingError(
+                    raise SalError(
                         "the loss of STEP's projection is NaN or infinite; try a smaller methods.step.structure.lr "
                         f"(it is {own.lr:g})"
                     )

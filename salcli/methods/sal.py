@@ -17,7 +17,7 @@ from salcli.engine.batches import Batch, Rows, joined
 from salcli.engine.device import processes
 from salcli.engine.linear_heads import Examples, FullFit
 from salcli.engine.training import BatchResult
-from salcli.errors import ParamsError, TrainingError
+from salcli.errors import ParamsError, SalError
 from salcli.methods.base import (
     LBFGS,
     Count,
@@ -301,7 +301,7 @@ class Sal(WildTrained):
         others = {"outliers": start.wild.select(start.is_candidate)}
         if self.params.candidate_id:
             if start.is_candidate.all():
-                raise TrainingError("train_ood.candidate_id: all wild samples are candidate outliers, so none is left")
+                raise SalError("train_ood.candidate_id: all wild samples are candidate outliers, so none is left")
             others["wild_id"] = start.wild.select(~start.is_candidate)
         if self.params.solver == LBFGS:
             network, fit = self._full_fit(start, others)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from salcli.errors import UsageMistakeError, unknown_name
+from salcli.errors import SalError, unknown_name
 from salcli.params.reading import edited, with_overrides
 
 DEFAULT = "default"
@@ -63,7 +63,7 @@ def preset(*names: str) -> Preset:
             raise unknown_name("preset", name, known)
     experiments = [name for name in names if name in presets()] or [DEFAULT]
     if len(experiments) > 1:
-        raise UsageMistakeError(
+        raise SalError(
             f"presets {' and '.join(experiments)} are experiments: take one; to any, add {', '.join(additions())}"
         )
     chosen = presets()[experiments[0]]

@@ -12,7 +12,7 @@ from torch import Tensor
 from salcli.engine.batches import Rows
 from salcli.engine.device import computing
 from salcli.engine.inference import in_batches
-from salcli.errors import TrainingError
+from salcli.errors import SalError
 from salcli.params.schema import Params
 from salcli.pipeline.loading import IdPart, classifier, id_samples, ood_test_samples, wild_holdout_samples, wild_samples
 from salcli.progress import Progress, Silent
@@ -85,7 +85,7 @@ def _extract(
             with (progress or Silent()).task(name, len(rows), "samples") as task, writing as append:
                 for feature, logits in in_batches(network, network.features_and_logits, rows, size, compute, task):
                     if not (logits.isfinite().all() and feature.isfinite().all()):
-                        raise TrainingError(
+                        raise SalError(
                             f"the classifier of seed {experiment.seed} gives features that are NaN or infinite; train "
                             "it again with a smaller learning rate: salcli train-id"
                         )

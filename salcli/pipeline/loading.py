@@ -12,7 +12,7 @@ from salcli.data.duplicates import Digests, not_in
 from salcli.data.sets import check_same_shape
 from salcli.data.splits import split_ood
 from salcli.engine.batches import LabeledRows, Rows
-from salcli.errors import BadArtifactError, DataError
+from salcli.errors import BadArtifactError, SalError
 from salcli.models.network import Classifier
 from salcli.params.schema import DataParams, Params
 from salcli.store.formats import (
@@ -88,7 +88,7 @@ def ood_test_samples(workspace: Workspace, params: Params, experiment: Experimen
         return rows
     is_known = np.isin(read_digests(found)[index], _known_digests(workspace, params, experiment))
     if is_known.all():
-        raise DataError(
+        raise SalError(
             f"all {len(index)} samples of {unseen} are also in the ID data or in the wild data ({experiment.ood}); "
             "a test needs samples that are not"
         )

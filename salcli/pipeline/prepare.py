@@ -19,7 +19,7 @@ from salcli.data.folders import read_custom, top_folder
 from salcli.data.sets import Samples, check_same_shape, some_of, with_calibration
 from salcli.data.splits import IdSplit, hold_out, mix_wild, recycle_wild, split_id, split_ood, wild_as_it_is
 from salcli.data.vectors import how_to_label
-from salcli.errors import BadArtifactError, DataError, printable
+from salcli.errors import BadArtifactError, SalError, printable
 from salcli.params.schema import RECYCLE, DataParams, Params
 from salcli.progress import Progress, Silent
 from salcli.store import formats
@@ -110,7 +110,7 @@ def _source(workspace: Workspace, data: DataParams, name: str) -> tuple[Samples,
         root = data_root(params_root=data.root, workspace=workspace.root)
         source = load_source(name, root)
     if len(source) == 0:
-        raise DataError(f"{name} holds no samples; get it again with: salcli data fetch {name}")
+        raise SalError(f"{name} holds no samples; get it again with: salcli data fetch {name}")
     if name == data.id:
         paths = custom_paths(data.custom[name], workspace.root) if name in data.custom else [root / f"{name}.npz"]
         check_classes(name, source, paths)
@@ -175,12 +175,12 @@ class _Decoded:
     def describe(self) -> tuple[Samples, Digests, dict[str, Any]]:
         """What goes with the array."""
         if self.n_kept == 0:
-            raise DataError(f"{self.name}: no image could be decoded; {self.note()}")
+            raise SalError(f"{self.name}: no image could be decoded; {self.note()}")
         source = self.source.take(np.concatenate(self.kept)) if self.bad else self.source
         if self.source.labels is not None and source.labels is not None:
             lost = np.setdiff1d(self.source.labels, source.labels)
             if len(lost):
-                raise DataError(
+                raise SalError(
                     f"{self.name}: no image of class {source.class_names[lost[0]]} could be decoded; {self.note()}"
                 )
         skipped = {"n_skipped": len(self.bad), "skipped": [name for name, _ in self._bad_names()[:SHOWN]]}
@@ -209,14 +209,14 @@ def check_classes(name: str, source: Samples, paths: Sequence[Path]) -> None:
         fix = "put its images into one folder a class, or `labels` into its .npz file"
         if source.is_vectors:
             fix = how_to_label(paths[0])
-        raise DataError(f"{name} has no labels, so it cannot be the ID set; {fix}")
+        raise SalError(f"{name} has no labels, so it cannot be the ID set; {fix}")
     if len(source.class_names) < 2:
         fix = "" if source.is_vectors else ", a folder for each"
-        raise DataError(f"{name} has one class only ({', '.join(source.class_names)}); ID data need at least two{fix}")
+        raise SalError(f"{name} has one class only ({', '.join(source.class_names)}); ID data need at least two{fix}")
     if source.is_vectors:
         alone = np.flatnonzero(np.bincount(source.labels, minlength=len(source.class_names)) < 2)
         if len(alone):
-            raise DataError(
+            raise SalError(
                 f"{name}: {len(alone):,} of {len(source.class_names):,} classes have one vector only "
                 f"({some_of([source.class_names[k] for k in alone])}), but training, calibration and test need some; "
                 "add vectors, or name the column of the classes: data.columns.label"
@@ -231,7 +231,7 @@ def prepare_split(workspace: Workspace, params: DataParams, experiment: Experime
     found = workspace.find(prepared_set(params.id))
     id_set = formats.read_samples(found)
     if id_set.labels is None:
-        raise DataError(f"{params.id} has no labels, so it cannot be the ID set")
+        raise SalError(f"{params.id} has no labels, so it cannot be the ID set")
     shares, is_custom = params.id_shares.model_dump(), params.id in params.custom
     digests, own, added = formats.read_digests(found), np.arange(len(id_set)), np.empty(0, np.int64)
     if id_set.is_calibration is not None:
@@ -247,7 +247,7 @@ def prepare_split(workspace: Workspace, params: DataParams, experiment: Experime
             raise BadArtifactError(f"{found.path} was made without the set {params.calibration}; {found.fix}")
         new = added[not_in(digests[own], digests[added], each_once=True)]
         if len(new) == 0:
-            raise DataError(
+            raise SalError(
                 f"all {len(added)} samples of {params.calibration} are also in {params.id}; calibration needs others"
             )
         split = replace(split, calibration=new)

@@ -14,7 +14,7 @@ from salcli.engine.device import computing
 from salcli.engine.inference import accuracy
 from salcli.engine.linear_heads import ROUNDS, FullFit
 from salcli.engine.training import Epoch, train
-from salcli.errors import TrainingError
+from salcli.errors import SalError
 from salcli.methods.base import LBFGS, IdTrained, Start, Trained, TrainParams, WildTrained, find_method
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
@@ -147,7 +147,7 @@ class _Job:
     def run(self, note: str = "") -> tuple[Classifier, dict[str, list[Epoch]]]:
         n_processes = self.start.compute.processes.size
         if self.method.in_one_process and n_processes > 1:
-            raise TrainingError(f"{self.method.label} compares all samples of a batch; train it in one process")
+            raise SalError(f"{self.method.label} compares all samples of a batch; train it in one process")
         curves: dict[str, list[Epoch]] = {}
         phases = self.method.phases(self.start)
         fixed = {**self.about(), **self.settings, "processes": n_processes, "params": None}

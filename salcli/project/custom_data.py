@@ -14,7 +14,7 @@ from salcli.data.duplicates import file_digests, sample_digests
 from salcli.data.folders import SUFFIXES, files_below, name_for, read_custom
 from salcli.data.sets import Samples, with_calibration
 from salcli.data.vectors import Columns
-from salcli.errors import DataError, UsageMistakeError, printable
+from salcli.errors import SalError, printable
 from salcli.pipeline.prepare import check_classes
 from salcli.progress import Progress
 
@@ -140,7 +140,7 @@ def look_at_data(
             others = " and ".join(copies.other for copies in data.copies if copies.of is one)
             how, what = ("equal values", "vectors") if data.is_vectors else ("same bytes", "images")
             needs = {WILD: f"wild data must hold other {what}", CALIBRATION: f"calibration needs other {what}"}
-            raise DataError(
+            raise SalError(
                 f"all {len(one.source)} {what} of {one.where} are also in {others} ({how}); "
                 + needs.get(one.role, f"a test needs {what} that are not")
             )
@@ -152,7 +152,7 @@ def _check_paths(
 ) -> None:
     for path in (*labeled, *wild_paths, *test_paths):
         if _is_inside(project, path):
-            raise DataError(
+            raise SalError(
                 f"the project folder {project} is inside {path}, so its output would be taken for data; "
                 "name a folder outside"
             )
@@ -160,11 +160,11 @@ def _check_paths(
         seen: set[str] = set()
         for path in paths:
             if os.path.realpath(path) in seen:
-                raise UsageMistakeError(f"{option} {path} is given twice; name each path once")
+                raise SalError(f"{option} {path} is given twice; name each path once")
             seen.add(os.path.realpath(path))
     for path, classes in product(wild_paths, labeled):
         if _is_inside(path, classes) and os.path.realpath(path) != os.path.realpath(classes):
-            raise DataError(
+            raise SalError(
                 f"{path}, the wild data, is inside {classes}, where every folder is a class; move one of them"
             )
 
@@ -175,12 +175,12 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 def _check_kinds(labeled: CustomSet, other: CustomSet) -> None:
     if labeled.source.is_vectors != other.source.is_vectors:
-        raise DataError(
+        raise SalError(
             f"{labeled.where} holds {labeled.source.kind}, {other.where} holds {other.source.kind}; "
             "a project is about one kind: give images everywhere, or vectors from the same encoder everywhere"
         )
     if labeled.source.is_vectors and labeled.n_dimensions != other.n_dimensions:
-        raise DataError(
+        raise SalError(
             f"the vectors of {labeled.where} have {labeled.n_dimensions} dimensions, those of {other.where} "
             f"{other.n_dimensions}; all must come from the same encoder"
         )
@@ -199,7 +199,7 @@ def _look_at_set(role: str, name: str, paths: tuple[Path, ...], columns: Columns
         file, reason = found.bad[0]
         hint = "; a CSV lists images, other data are vectors in .parquet, .npz or .npy (docs/embeddings.md)"
         is_list = any(path.suffix.lower() == ".csv" for path in paths)
-        raise DataError(
+        raise SalError(
             f"no image of {where} can be read, for example {printable(file)}: {reason}{hint if is_list else ''}"
         )
     bad = {file for file, _ in found.bad}
@@ -207,7 +207,7 @@ def _look_at_set(role: str, name: str, paths: tuple[Path, ...], columns: Columns
     if role == ID:
         lost = [label for k, label in enumerate(source.class_names) if k not in np.asarray(source.labels)]
         if lost:
-            raise DataError(f"{where}: no image of class {lost[0]} can be read; replace them, or remove the class")
+            raise SalError(f"{where}: no image of class {lost[0]} can be read; replace them, or remove the class")
     below = [file for path in paths if path.is_dir() for file in files_below(path)]
     n_others = sum(file.suffix.lower() not in SUFFIXES for file in below)
     return CustomSet(role, name, paths, source, found, n_others)

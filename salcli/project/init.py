@@ -14,7 +14,7 @@ from typing import Any
 from salcli.data.catalogue import custom_paths, data_root
 from salcli.data.fetching import status
 from salcli.data.vectors import TABLES
-from salcli.errors import SalError, StorageError
+from salcli.errors import SalError
 from salcli.params.presets import AND, Preset, text
 from salcli.params.reading import parsed
 from salcli.store.files import write_text
@@ -84,7 +84,7 @@ def create(
     try:
         (folder / "data").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{folder} cannot be created: {error.strerror}; choose another folder") from None
+        raise SalError(f"{folder} cannot be created: {error.strerror}; choose another folder") from None
     if dvc and not had_dvc:
         try:
             _initialise_dvc(folder)

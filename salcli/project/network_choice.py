@@ -21,7 +21,7 @@ from salcli.data.sets import Samples
 from salcli.engine.device import resolve_device
 from salcli.engine.linear_heads import MOST_TO_CHOOSE_ON
 from salcli.engine.linear_heads import SMALL as CROSS_VALIDATED
-from salcli.errors import ModelError, ParamsError, SalError, UsageMistakeError, WeightsError, printable
+from salcli.errors import ModelError, ParamsError, SalError, WeightsError, printable
 from salcli.models.backbones import (
     AUTO,
     LINEAR,
@@ -181,7 +181,7 @@ class Bench:
             return self._of_vectors()
         name = self.options.backbone
         if name is not None and takes_vectors(check_backbone_name(name)):
-            raise UsageMistakeError(f"--model {name} is for vectors; {self.data.id.where} holds images")
+            raise SalError(f"--model {name} is for vectors; {self.data.id.where} holds images")
         try:
             if self.options.frozen:
                 return self._frozen(name or PRETRAINED_BACKBONE, "as you named it" if name else "the usual one")
@@ -214,10 +214,10 @@ class Bench:
         of_images = [name for name in ("frozen", "weights", "head", "mean", "std") if getattr(self.options, name)]
         of_images += ["image-size"] if self.assigned.get("data.image_size") is not None else []
         if of_images:
-            raise UsageMistakeError(f"--{of_images[0]} is for images; {self.data.id.where} holds vectors")
+            raise SalError(f"--{of_images[0]} is for images; {self.data.id.where} holds vectors")
         name = self.options.backbone or LINEAR
         if not takes_vectors(check_backbone_name(name)):
-            raise UsageMistakeError(f"--model {name} takes images; for vectors use {' or '.join(OF_VECTORS)}")
+            raise SalError(f"--model {name} takes images; for vectors use {' or '.join(OF_VECTORS)}")
         return Network(name, "vectors are features already" if name == LINEAR else "as you named it")
 
     def _by_size(self) -> tuple[str, str]:
@@ -253,7 +253,7 @@ class Bench:
     def _weights(self, backbone: str) -> Path | Literal["pretrained"] | None:
         given = self.options.weights
         if given == PRETRAINED and not is_published(backbone):
-            raise UsageMistakeError(f"--weights pretrained is for torchvision: and timm:; name a file for {backbone}")
+            raise SalError(f"--weights pretrained is for torchvision: and timm:; name a file for {backbone}")
         return None if given is None else PRETRAINED if given == PRETRAINED else Path(given).expanduser()
 
     # frozen
@@ -264,7 +264,7 @@ class Bench:
         if weights is None and is_published(backbone):
             weights = PRETRAINED
         elif weights is None and not (import_path(backbone) and _trained_parts(backbone, None)[0]):
-            raise UsageMistakeError(
+            raise SalError(
                 f"--frozen needs trained weights, and those of {backbone} are random: name a file with --weights, or a "
                 f"network whose weights are published, such as --model {PRETRAINED_BACKBONE}"
             )

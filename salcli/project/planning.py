@@ -12,7 +12,7 @@ import numpy as np
 from salcli.data.sets import some_of
 from salcli.data.splits import OFFICIAL, split_id
 from salcli.data.vectors import ANY, Columns
-from salcli.errors import DataError, UsageMistakeError
+from salcli.errors import SalError
 from salcli.methods.base import LBFGS, SGD, InputScore, PostHoc, Trained, built_in
 from salcli.models.backbones import takes_vectors
 from salcli.params.presets import Preset, resolved
@@ -77,9 +77,7 @@ def plan_project(
     """Look at the data, try the network, and plan. What the user has `assigned` overrides the plan. Writes nothing."""
     data = look_at_data(folder, id_path, wild_paths, test_paths, calibration_path, columns, progress)
     if columns != ANY and not data.is_vectors:
-        raise UsageMistakeError(
-            f"--vector, --label, --row-id and --show name columns of vectors; {data.id.where} holds images"
-        )
+        raise SalError(f"--vector, --label, --row-id and --show name columns of vectors; {data.id.where} holds images")
     paths = {one.name: _as_written(one.paths, folder) for one in data.sets}
     bench = Bench(data, folder, assigned, options)
     network, has_gpu = bench.network(), bench.has_gpu
@@ -151,7 +149,7 @@ def _check_enough(names: Sequence[str], labels: np.ndarray, shares: Mapping[str,
     if short:
         more = f" and {len(short) - 5} more" if len(short) > 5 else ""
         readable = f"readable {kind}" if kind == "images" else kind
-        raise DataError(
+        raise SalError(
             f"every class needs at least {needed} {readable}, some each for training, calibration and test; "
             f"{', '.join(short[:5])}{more}; add {kind} (equal ones count once), or leave the class out"
         )
@@ -163,7 +161,7 @@ def _values(
     """Of params.yaml, by dotted key."""
     batch, n_wild = 32 if n_train < 2_000 else 128, len(data.without_copies(data.wild))
     if n_wild < FEWEST_WILD:
-        raise DataError(
+        raise SalError(
             f"{data.wild.name} has {n_wild} {data.kind} that are not labeled data; wild data are a mixture of at least "
             f"{FEWEST_WILD}, better of hundreds"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from salcli.errors import ReviewError, check_regular
+from salcli.errors import SalError, check_regular
 from salcli.params.schema import Params
 from salcli.pipeline.loading import class_names, wild_origins
 from salcli.store.files import write_csv, write_text
@@ -166,19 +166,19 @@ def read_label_studio(
         name, data = f"{path}, task {task.get('id', number)}", task.get("data")
         if not isinstance(data, dict) or not isinstance(data.get("filter"), str):
             hint = "; export JSON, not JSON-MIN" if "filter" in task else ""
-            raise ReviewError(f"{name} was not written by `salcli review --to label-studio`{hint}")
+            raise SalError(f"{name} was not written by `salcli review --to label-studio`{hint}")
         mark, index = data["filter"], data.get("index")
         if mark not in by_mark:
-            raise ReviewError(
+            raise SalError(
                 f"{name} is about another project or another run of the filter ({mark}) than what is here "
                 f"({', '.join(by_mark)}); write the tasks again: salcli review --to label-studio"
             )
         if type(index) is not int or not 0 <= index < n_wild[mark]:
-            raise ReviewError(f"{name} is about wild sample {index}, which does not exist; there are {n_wild[mark]}")
+            raise SalError(f"{name} is about wild sample {index}, which does not exist; there are {n_wild[mark]}")
         own = labels[mark].setdefault(index, set())
         own.update(_labels_of(name, task))
         if len(own) > 1:
-            raise ReviewError(f"{name}: wild sample {index} is labeled both OOD and ID; keep one of the annotations")
+            raise SalError(f"{name}: wild sample {index} is labeled both OOD and ID; keep one of the annotations")
     return [
         replace(row, decision=_decided(row.decision, labels[mark][row.index]))
         for mark, experiment in by_mark.items()
@@ -191,18 +191,18 @@ def _exported(path: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise ReviewError(f"{path} does not exist; export JSON from Label Studio") from None
+        raise SalError(f"{path} does not exist; export JSON from Label Studio") from None
     except (ValueError, RecursionError) as error:
-        raise ReviewError(f"{path} is not JSON ({error}); export JSON from Label Studio") from None
+        raise SalError(f"{path} is not JSON ({error}); export JSON from Label Studio") from None
     if not isinstance(content, list) or not content or not all(isinstance(task, dict) for task in content):
-        raise ReviewError(f"{path} is not a list of tasks; export JSON from Label Studio")
+        raise SalError(f"{path} is not a list of tasks; export JSON from Label Studio")
     return content
 
 
 def _labels_of(name: str, task: Mapping[str, Any]) -> list[str]:
     """What people chose; a skipped task has no label."""
     if not isinstance(task.get("annotations"), list):
-        raise ReviewError(f"{name} has no annotations: these are tasks, not an export; export JSON from Label Studio")
+        raise SalError(f"{name} has no annotations: these are tasks, not an export; export JSON from Label Studio")
     try:
         chosen = [
             choice
@@ -213,10 +213,10 @@ def _labels_of(name: str, task: Mapping[str, Any]) -> list[str]:
             for choice in result["value"]["choices"]
         ]
     except (KeyError, TypeError, AttributeError):
-        raise ReviewError(f"{name} has annotations in another form than Label Studio's JSON") from None
+        raise SalError(f"{name} has annotations in another form than Label Studio's JSON") from None
     for choice in chosen:
         if choice not in (OOD, ID):
-            raise ReviewError(f"{name} is labeled {choice}, and must be OOD or ID as in the labeling config")
+            raise SalError(f"{name} is labeled {choice}, and must be OOD or ID as in the labeling config")
     return chosen
 
 

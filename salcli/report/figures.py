@@ -356,7 +356,9 @@ def certificate_chart(candidates: Candidates) -> Chart | None:
         plot.step(at, certified[:length], where="mid", color=PURPLE, label="at least so many are outliers (95%)")
         if n_candidates:
             mark_threshold(plot, n_candidates, f"{n_candidates:,} candidates")
-        plot.set(xlabel="wild samples, highest score first", ylabel="certified outliers", xlim=(0, length), ylim=(0, None))
+        plot.set(
+            xlabel="wild samples, highest score first", ylabel="certified outliers", xlim=(0, length), ylim=(0, None)
+        )
         plot.legend(loc="upper left")
     sure = longest_certified(certified, 0.8)
     summary = f"At least {certified[n_candidates - 1] if n_candidates else 0:,} of the candidates are outliers. "

@@ -21,12 +21,12 @@ from salcli.params.reading import AVERAGE
 from salcli.progress import Progress
 from salcli.report.console import Cell
 from salcli.report.figures import (
+    certificate_chart,
     compact,
     histogram_chart,
     pi_chart,
     roc_chart,
     roc_overview,
-    certificate_chart,
     tau_chart,
     theory_charts,
     training_chart,
@@ -118,7 +118,15 @@ def collect(
         "facts": provenance(workspace, experiment),
     }
     of_methods = [chart for _, _, pair in methods for chart in pair]
-    every = [page["tau"], page["certificate"], page["overview"], *of_methods, *page["training"], *page["theory"], page["by_pi"]]
+    every = [
+        page["tau"],
+        page["certificate"],
+        page["overview"],
+        *of_methods,
+        *page["training"],
+        *page["theory"],
+        page["by_pi"],
+    ]
     page["charts"] = charts = [chart for chart in every if chart]
     with progress.task(f"report, {experiment}", len(charts), "charts") as task:
         for chart in charts:

@@ -21,7 +21,7 @@ import pandas as pd
 from markupsafe import Markup
 from PIL import Image
 
-from salcli.errors import BadArtifactError, ReviewError
+from salcli.errors import BadArtifactError, SalError
 from salcli.pipeline.loading import id_samples, ood_test_samples, wild_file_names, wild_samples
 from salcli.pipeline.prepare import original_images
 from salcli.project.review import ReviewRow, just_below, ranked_candidates
@@ -249,9 +249,9 @@ def wild_addresses(
     if prefix is None:
         return [str(own["source"]) for own in shown], columns
     if not _are_images(params, wild):
-        raise ReviewError("these wild samples are vectors, which have no images; leave out --images")
+        raise SalError("these wild samples are vectors, which have no images; leave out --images")
     if not all(row.is_image_file for row in rows):
-        raise ReviewError("the files of these wild samples are not known; leave out --images, and tasks hold copies")
+        raise SalError("the files of these wild samples are not known; leave out --images, and tasks hold copies")
     return [prefix + quote(os.fsencode(file)) for file in files], columns
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from salcli.errors import MissingArtifactError, PaperError
+from salcli.errors import MissingArtifactError, SalError
 from salcli.params.presets import additions, presets, resolved
 from salcli.params.reading import AVERAGE
 from salcli.report.console import Cell, Grid
@@ -95,7 +95,7 @@ def matching_tables(params: Params) -> list[pd.DataFrame]:
             chosen.append(numbers)
             covered |= cells
     if not chosen and not len(errors):
-        raise PaperError(_nothing_found(params))
+        raise SalError(_nothing_found(params))
     shares = [*map(pi_text, params.data.pi)]
     return sorted(chosen, key=lambda numbers: shares.index(numbers["our_pi"].iloc[0]))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from salcli.errors import MetricsError
+from salcli.errors import SalError
 
 ID_QUANTILE = 0.95  # the share of ID data that a threshold keeps unless another one is asked for
 FPR95_CONVENTION = (
@@ -89,10 +89,10 @@ def roc_points(
 def _check(id_scores: Float[np.ndarray, " n"], ood_scores: Float[np.ndarray, " m"]) -> None:
     for name, scores in (("ID", id_scores), ("OOD", ood_scores)):
         if len(scores) == 0:
-            raise MetricsError(f"there are no {name} scores to evaluate")
+            raise SalError(f"there are no {name} scores to evaluate")
         n_nan = np.count_nonzero(np.isnan(scores))
         if n_nan:
-            raise MetricsError(
+            raise SalError(
                 f"{n_nan} of {len(scores)} {name} scores are NaN, so no metric is defined; "
                 "the network that gave them did not stay finite: train it again with a smaller learning rate"
             )

@@ -26,7 +26,7 @@ import h5py
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from salcli.errors import BadArtifactError, StorageError, check_regular
+from salcli.errors import BadArtifactError, SalError, check_regular
 
 if TYPE_CHECKING:
     from torch import Tensor  # tables and headers are read without torch
@@ -94,7 +94,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
     except OSError as error:  # a full disk, a read-only folder, a file where a folder should be
         reason = os.strerror(error.errno) if error.errno else error
-        raise StorageError(f"{path} cannot be written: {reason}; fix that and run the same command again") from None
+        raise SalError(f"{path} cannot be written: {reason}; fix that and run the same command again") from None
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise StorageError(
+            raise SalError(
                 f"{what} is already running (process {file.read().strip()}); wait until it ends, or stop it"
             ) from None
         with suppress(OSError):  # the number is for people

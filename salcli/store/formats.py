@@ -24,7 +24,7 @@ from torch import Tensor
 from salcli.data.duplicates import DIGEST_BYTES, Digests, sample_digests
 from salcli.data.sets import LARGEST_VALUE, Samples, shown, some_of
 from salcli.data.splits import IdSplit, Index
-from salcli.errors import BadArtifactError, ModelError, StorageError, UnknownNameError, check_regular
+from salcli.errors import BadArtifactError, ModelError, SalError, UnknownNameError, check_regular
 from salcli.models.backbones import is_hooked
 from salcli.models.network import Classifier, NetworkSpec, with_weights
 from salcli.progress import Task
@@ -217,7 +217,7 @@ def _check_space(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> No
     needed, free = math.prod(shape) * dtype.itemsize, shutil.disk_usage(folder).free
     if needed > max(free, TOO_SMALL_TO_ASK):
         smaller = ", or choose a smaller data.image_size" if len(shape) == 4 else ""
-        raise StorageError(f"{path} needs {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; make room{smaller}")
+        raise SalError(f"{path} needs {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; make room{smaller}")
 
 
 # -- splits and the wild set

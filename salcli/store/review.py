@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from salcli.errors import ReviewError, check_regular, did_you_mean
+from salcli.errors import SalError, check_regular, did_you_mean
 from salcli.store.files import Found, fingerprint
 from salcli.store.formats import Candidates
 from salcli.store.layout import Experiment
@@ -60,21 +60,21 @@ def read_review(path: Path) -> list[Decision]:
     check_regular(path)
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise ReviewError(f"{path} is too large to be a review list")
+            raise SalError(f"{path} is too large to be a review list")
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except FileNotFoundError:
-        raise ReviewError(f"{path} does not exist; write it with: salcli review --out {path}") from None
+        raise SalError(f"{path} does not exist; write it with: salcli review --out {path}") from None
     separator = max(",;\t", key=text.partition("\n")[0].count)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         missing = [name for name in READ if name not in (reader.fieldnames or [])]
         if missing:
-            raise ReviewError(
+            raise SalError(
                 f"{path} has no column {', '.join(missing)}, so it is not a review list; write one with: salcli review"
             )
         return [_decision(path, reader.line_num, row) for row in reader if any(row.values())]
     except csv.Error as error:
-        raise ReviewError(
+        raise SalError(
             f"{path}, line {reader.reader.line_num}: {error}; fix it, or write the list again: salcli review"
         ) from None
 
@@ -83,13 +83,11 @@ def _decision(path: Path, line: int, row: dict[str, str | None]) -> Decision:
     ood, seed, mark, index, word = ((row[name] or "").strip() for name in READ)
     word = word.lower()
     if word not in WORDS:
-        raise ReviewError(
+        raise SalError(
             f"{path}, line {line}: decision must be keep, drop, add or empty, got {word}{did_you_mean(word, WORDS)}"
         )
     if not index.isdecimal():
-        raise ReviewError(
-            f"{path}, line {line}: index must be a number that `salcli review` wrote, got {index or 'none'}"
-        )
+        raise SalError(f"{path}, line {line}: index must be a number that `salcli review` wrote, got {index or 'none'}")
     return Decision(line, ood, seed, mark, int(index), word)
 
 
@@ -130,7 +128,7 @@ def reviewed(path: Path, candidates: Candidates, found: Found, experiment: Exper
     if not named:
         return None
     if not is_candidate.any():
-        raise ReviewError(f"{path} drops every candidate of {experiment}; keep some to learn from")
+        raise SalError(f"{path} drops every candidate of {experiment}; keep some to learn from")
     return Reviewed(
         is_candidate=is_candidate,
         n_dropped=int((before & ~is_candidate).sum()),
@@ -148,7 +146,7 @@ def _is_about(path: Path, row: Decision, found: Found, experiment: Experiment) -
     if row.filter != mark:
         made_by = found.made_by or experiment.candidates.made_by  # the first has --scratch for a scratch run
         command = made_by.replace("salcli filter", "salcli review")
-        raise ReviewError(
+        raise SalError(
             f"{path}, line {row.line} is about another run of the filter ({row.filter or 'none'}) than the one "
             f"here ({mark}); write the list again: {command}"
         )
@@ -158,11 +156,11 @@ def _is_about(path: Path, row: Decision, found: Found, experiment: Experiment) -
 def _check(path: Path, row: Decision, is_candidate: np.ndarray, named: dict[int, Decision]) -> None:
     where = f"{path}, line {row.line}: wild sample {row.index}"
     if row.index >= len(is_candidate):
-        raise ReviewError(f"{where} does not exist; there are {len(is_candidate)}, counted from 0")
+        raise SalError(f"{where} does not exist; there are {len(is_candidate)}, counted from 0")
     if row.word in (KEEP, DROP) and not is_candidate[row.index]:
-        raise ReviewError(f"{where} is not a candidate, so there is nothing to {row.word}; write add to make it one")
+        raise SalError(f"{where} is not a candidate, so there is nothing to {row.word}; write add to make it one")
     if row.word == ADD and is_candidate[row.index]:
-        raise ReviewError(f"{where} is already a candidate; write keep or drop")
+        raise SalError(f"{where} is already a candidate; write keep or drop")
     known = named.get(row.index)
     if known and known.word != row.word:
-        raise ReviewError(f"{where} has another decision than in line {known.line}; remove one of them")
+        raise SalError(f"{where} has another decision than in line {known.line}; remove one of them")

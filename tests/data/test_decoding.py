@@ -18,7 +18,7 @@ from salcli.data import decoding
 from salcli.data.decoding import BadPictureError, Block, Shape, decode, fit_picture, one_ahead, read_picture
 from salcli.data.folders import image_files
 from salcli.data.sets import Samples
-from salcli.errors import DataError
+from salcli.errors import SalError
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:
@@ -120,7 +120,7 @@ def test_every_bad_picture_is_refused_with_its_reason(tmp_path: Path, monkeypatc
     path = tmp_path / "empty.png"
     path.touch()
     fix = "replace or remove it, or skip such files with data.on_bad_image: skip"
-    with pytest.raises(DataError, match=f"^{path} cannot be decoded: it is empty; {fix}$"):
+    with pytest.raises(SalError, match=f"^{path} cannot be decoded: it is empty; {fix}$"):
         decoded(Samples(files=(path,)), size=8)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from salcli.data.catalogue import load_source
 from salcli.data.duplicates import first_of_each, not_in, sample_digests
 from salcli.data.folders import NAME, RESERVED, name_for, read_custom, read_from_custom
-from salcli.errors import DataError
+from salcli.errors import SalError
 
 
 def lay(root: Path, *names: str) -> None:
@@ -153,7 +153,7 @@ def test_a_custom_set_that_cannot_be_read_says_what_to_give(
         np.savez(tmp_path / name, **content)
     elif content is not None:
         write(tmp_path / name, content)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(SalError) as caught:
         read_custom("mine", [tmp_path / name], labeled=True)
     assert reason in str(caught.value)
 

@@ -21,7 +21,7 @@ from salcli.data.splits import (
     split_ood,
     wild_as_it_is,
 )
-from salcli.errors import DataError
+from salcli.errors import SalError
 
 PINNED: dict[str, Any] = {
     "images": ["da69e58d195cc7af", "979e21161cd4c802", "5bcf96981f52f159"],
@@ -65,7 +65,7 @@ def test_the_id_parts_are_disjoint_complete_and_stratified(
 
 @pytest.mark.parametrize("is_test", [None, np.zeros(40, bool), np.ones(40, bool)])
 def test_an_official_test_set_that_is_not_there_is_refused_with_the_cure(is_test: np.ndarray | None) -> None:
-    with pytest.raises(DataError, match=r"no official split .* give data.id_shares.test a number, such as 0.2"):
+    with pytest.raises(SalError, match=r"no official split .* give data.id_shares.test a number, such as 0.2"):
         split_id(np.arange(40) % 2, OFFICIAL_SHARES, 0, is_test)
 
 
@@ -77,7 +77,7 @@ def test_ood_sets_are_split_by_their_part_for_tests_or_else_at_random(
         assert sorted(np.concatenate(split_ood(len(marks), None, share, seed))) == list(range(len(marks)))
     if len(set(marks)) == 1:
         with pytest.raises(
-            DataError, match=f"of {len(marks)} OOD samples, {'all' if marks[0] else 'none'} are for test"
+            SalError, match=f"of {len(marks)} OOD samples, {'all' if marks[0] else 'none'} are for test"
         ):
             split_ood(len(marks), np.array(marks), 0.5, 0)
         return
@@ -88,7 +88,7 @@ def test_ood_sets_are_split_by_their_part_for_tests_or_else_at_random(
 
 def test_a_class_too_small_for_a_part_is_named() -> None:
     labels = np.array([0] * 50 + [1] * 2)
-    with pytest.raises(DataError, match="class cats & co has 2 samples, too few to give some to calibration"):
+    with pytest.raises(SalError, match="class cats & co has 2 samples, too few to give some to calibration"):
         split_id(labels, SHARES, 0, class_names=("a", "cats & co"))
 
 
@@ -111,7 +111,7 @@ def test_the_wild_set_takes_each_sample_once_and_has_the_asked_for_share(seed: i
     assert set(source[~is_ood]) <= set(id_pool)
     assert set(source[is_ood] - 1000) <= set(ood_pool)
     assert abs(is_ood.sum() - pi * len(source)) <= 0.5
-    with pytest.raises(DataError, match=r"data.pi 0.001: 200 ID and 70 OOD samples .* from 0.005 to 0.9859"):
+    with pytest.raises(SalError, match=r"data.pi 0.001: 200 ID and 70 OOD samples .* from 0.005 to 0.9859"):
         mix_wild(id_pool, ood_pool, n_id=1000, pi=0.001, seed=seed)
     ranks = np.flatnonzero(is_ood) / len(source)  # the order says nothing
     assert abs(ranks.mean() - 0.5) < 5 / np.sqrt(12 * len(ranks)) + 1e-9
@@ -133,7 +133,7 @@ def test_recycled_wild_data_have_every_ood_sample_once_and_id_samples_in_even_pa
 def test_wild_data_as_it_is_keeps_its_order_and_nobody_knows_the_truth() -> None:
     source, is_ood = wild_as_it_is(np.array([4, 2, 7]), n_id=100)
     assert (source.tolist(), is_ood) == ([104, 102, 107], None)
-    with pytest.raises(DataError, match="all wild samples are ID samples, too"):
+    with pytest.raises(SalError, match="all wild samples are ID samples, too"):
         wild_as_it_is(np.array([], dtype=np.int64), n_id=100)
 
 

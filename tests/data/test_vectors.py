@@ -14,7 +14,7 @@ import pytest
 from salcli.data.folders import read_custom, read_from_custom
 from salcli.data.sets import Samples
 from salcli.data.vectors import Columns
-from salcli.errors import DataError
+from salcli.errors import SalError
 from salcli.pipeline.prepare import check_classes
 
 N, D = 9, 3
@@ -99,7 +99,7 @@ def test_named_columns_win_over_those_found_by_name(tmp_path: Path) -> None:
         (Columns(vector="a", show=("texts",)), "has no column texts (did you mean text?)"),
         (Columns(vector="text"), "column text must hold lists of numbers, got string"),
     ):
-        with pytest.raises(DataError, match=re.escape(reason)):
+        with pytest.raises(SalError, match=re.escape(reason)):
             read_custom("mine", [save(tmp_path)], labeled=True, columns=columns)
 
 
@@ -139,7 +139,7 @@ def test_several_files_are_one_set_with_the_classes_of_all(tmp_path: Path) -> No
         ({"x": X}, "only one of them has labels"),
     ):
         np.savez(tmp_path / "c.npz", **other)
-        with pytest.raises(DataError, match=re.escape(reason)):
+        with pytest.raises(SalError, match=re.escape(reason)):
             read_custom("mine", [tmp_path / "a.parquet", tmp_path / "c.npz"], labeled=True)
 
 
@@ -181,7 +181,7 @@ def test_vectors_that_cannot_be_used_are_refused_with_rows_and_reason(
 ) -> None:
     path = tmp_path / f"v.{suffix}"
     np.savez(path, **content) if suffix == "npz" else table(**content)(tmp_path)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(SalError) as caught:
         read_custom("mine", [path], labeled=True)
     assert str(caught.value).startswith(str(path))
     assert reason in str(caught.value)
@@ -191,11 +191,11 @@ def test_vectors_that_cannot_be_used_are_refused_with_rows_and_reason(
 def test_parquet_without_pyarrow_or_damaged_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(v=lists())(tmp_path)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"cannot be read as Parquet .*; write it again"):
+    with pytest.raises(SalError, match=r"cannot be read as Parquet .*; write it again"):
         read_custom("mine", [path], labeled=False)
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DataError, match=r"needs pyarrow, which is not installed; pip install 'salcli\[parquet\]'"):
+    with pytest.raises(SalError, match=r"needs pyarrow, which is not installed; pip install 'salcli\[parquet\]'"):
         read_custom("mine", [path], labeled=False)
 
 
@@ -203,7 +203,7 @@ def test_parquet_without_pyarrow_or_damaged_says_what_to_do(tmp_path: Path, monk
 def test_other_files_with_the_suffix_of_arrays_are_named_as_such(tmp_path: Path, suffix: str, fix: str) -> None:
     path = tmp_path / f"v.{suffix}"
     path.write_text("hello")
-    with pytest.raises(DataError, match=rf"is not an? \.{suffix} file.*; write it with {fix};") as caught:
+    with pytest.raises(SalError, match=rf"is not an? \.{suffix} file.*; write it with {fix};") as caught:
         read_custom("mine", [path], labeled=False)
     assert "pickle" not in str(caught.value)
 
@@ -218,5 +218,5 @@ def test_other_files_with_the_suffix_of_arrays_are_named_as_such(tmp_path: Path,
 )
 def test_missing_labels_are_asked_for_in_terms_of_the_format(name: str, fix: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"subject": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "v.parquet")
-    with pytest.raises(DataError, match=re.escape(fix)):
+    with pytest.raises(SalError, match=re.escape(fix)):
         check_classes("mine", Samples(array=X), [tmp_path / name])

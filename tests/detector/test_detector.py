@@ -18,7 +18,7 @@ import salcli as package
 from salcli import Detector
 from salcli.detector import stage
 from salcli.detector.detector import Scores
-from salcli.errors import BadArtifactError, DataError
+from salcli.errors import BadArtifactError, SalError
 from salcli.params.schema import Params
 from salcli.store.files import Found, read_header, read_tensors, write_tensors
 from salcli.store.layout import Experiment, Workspace
@@ -89,7 +89,7 @@ def test_what_is_not_an_image_is_refused() -> None:
         ([np.zeros((1, 8, 8), np.uint8)], "a detector takes paths, PIL images, or one array or tensor"),
         (["nowhere.png"], "nowhere.png cannot be decoded: no such file or directory"),
     ):
-        with pytest.raises(DataError, match=re.escape(message)):
+        with pytest.raises(SalError, match=re.escape(message)):
             random_detector("small-cnn", 1)(images)  # type: ignore[arg-type]
 
 

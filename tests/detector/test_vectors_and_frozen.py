@@ -25,7 +25,7 @@ from salcli.data.catalogue import load_source
 from salcli.data.vectors import Columns
 from salcli.detector import vectors as reading
 from salcli.detector.vectors import VectorFormat
-from salcli.errors import BadArtifactError, DataError, ModelError
+from salcli.errors import BadArtifactError, ModelError, SalError
 from salcli.models.backbones import SmallCnn
 from salcli.models.pretrained import Embedder, EmbedderSpec, Preprocessing
 from salcli.params.schema import load_params
@@ -106,7 +106,7 @@ def test_a_vector_that_cannot_be_used_has_its_row_and_does_not_stop_the_rest(fol
     good = [row["score"] for i, row in enumerate(before) if i not in (1, 4, 6, 9)]
     np.testing.assert_allclose([row["score"] for row in found if row["error"] is None], good, **CLOSE)
     assert [found[i]["error"] for i in (4, 6)] == ["it is missing", f"it has 7 dimensions, not {D}"]
-    with pytest.raises(DataError, match=r"4 of 11 vectors cannot be used \(rows row-1, row-4, row-6, …\)"):
+    with pytest.raises(SalError, match=r"4 of 11 vectors cannot be used \(rows row-1, row-4, row-6, …\)"):
         Detector.load("detector.safetensors")("bad.parquet")
 
 
@@ -126,7 +126,7 @@ def test_mistakes_with_vectors_give_one_message(folder: Path, vectors: np.ndarra
         assert message in refused("predict", *arguments.split(), root=folder), arguments
     detector = Detector.load("detector.safetensors")
     for given in (Image.new("L", (8, 8)), np.zeros((2, 3, 8, 8), np.uint8), np.zeros((2, 7)), [[1.0], [1.0, 2.0]]):
-        with pytest.raises(DataError, match=takes):
+        with pytest.raises(SalError, match=takes):
             detector(given)  # type: ignore[arg-type]
     random_detector("small-cnn", 1).save(folder / "detector.safetensors")
     message = "d.pq is a file of arrays or vectors, but this detector takes image files"

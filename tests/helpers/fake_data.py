@@ -18,7 +18,7 @@ from scipy.io import savemat
 from salcli.data.catalogue import load_source
 from salcli.data.decoding import Shape, decode
 from salcli.data.sets import Samples
-from salcli.errors import DataError
+from salcli.errors import SalError
 from salcli.progress import Silent
 
 TEST_SHARE = 0.25  # of what a set with an official split has for each class
@@ -45,7 +45,7 @@ def decoded(source: Samples, size: int = 32, channels: int = 3, *, skip_bad: boo
 
 def refusal(name: str, root: Path) -> str:
     """The message with which a set is refused."""
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(SalError) as caught:
         load_source(name, root)
     return str(caught.value)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from salcli.data.catalogue import DATA_SETS
-from salcli.errors import ParamsError, UsageMistakeError
+from salcli.errors import ParamsError, SalError
 from salcli.methods.base import built_in
 from salcli.params.presets import DEFAULT, additions, default_params, default_text, preset, presets, resolved, text
 from salcli.params.reading import edited, read_yaml
@@ -136,7 +136,7 @@ def test_the_schedules_of_rivals_are_added_to_an_experiment_and_named_in_its_tex
     assert [named in text_of(name) for name in ("main-cifar100", "mixing-ratio", "theory")] == [True, True, False]
     assert named not in text(both), "one schedule is named"
     assert resolved(preset("own-schedules"))["data"] == default_params()["data"]
-    with pytest.raises(UsageMistakeError, match="main-cifar100 and cifar10 are experiments: take one"):
+    with pytest.raises(SalError, match="main-cifar100 and cifar10 are experiments: take one"):
         preset("main-cifar100", "cifar10")
 
 

@@ -18,7 +18,7 @@ from helpers.stages import params_of, written
 from salcli.conformal.evidence import share_of_outliers
 from salcli.conformal.resampling import estimated as estimated_from
 from salcli.data.splits import hold_out
-from salcli.errors import DataError
+from salcli.errors import SalError
 from salcli.methods.base import Head, Known
 from salcli.pipeline import evaluate, extract, prepare, theory, train_ood
 from salcli.pipeline import filter as filter_stage
@@ -41,7 +41,7 @@ def test_copies_are_held_out_together() -> None:
     assert (is_held != hold_out(100, 0.2, seed=1, equal=equal)).any()
     for share in (0.001, 0.999):
         with pytest.raises(
-            DataError, match=r"data\.wild_holdout 0\.\d+ of 100 wild samples \(40 different ones\) is (none|all)"
+            SalError, match=r"data\.wild_holdout 0\.\d+ of 100 wild samples \(40 different ones\) is (none|all)"
         ):
             hold_out(100, share, 0, equal)
 

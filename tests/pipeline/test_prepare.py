@@ -19,7 +19,7 @@ from torch import nn
 
 from salcli.data.decoding import Shape, read_picture
 from salcli.data.duplicates import sample_digests
-from salcli.errors import DataError
+from salcli.errors import SalError
 from salcli.models.pretrained import EmbedderSpec, Preprocessing
 from salcli.params.schema import Params, load_params
 from salcli.pipeline import embed, prepare
@@ -72,7 +72,7 @@ def test_bad_images_can_be_left_out_and_are_counted_but_not_a_whole_class(tmp_pa
     assert read_file_names(found)[:2] == ("a/1.png", f"a/{odd_name}")
     for name in ("1.png", odd_name):
         (folder / "a" / name).unlink()
-    with pytest.raises(DataError, match="labeled: no image of class a could be decoded; labeled without a/emp"):
+    with pytest.raises(SalError, match="labeled: no image of class a could be decoded; labeled without a/emp"):
         prepare.prepare_set(workspace, params, "labeled")
 
 
@@ -111,7 +111,7 @@ def test_a_test_set_that_was_seen_is_refused(tmp_path: Path) -> None:
     params = custom_params(photos, custom={name: str(photos / path) for name, path in paths.items()})
     workspace = prepare_sets(Workspace(tmp_path / "w"), params)
     prepare.prepare_wild(workspace, params.data, WILD)
-    with pytest.raises(DataError, match="all 8 samples of known-odd are also in the ID data or in the wild data"):
+    with pytest.raises(SalError, match="all 8 samples of known-odd are also in the ID data or in the wild data"):
         ood_test_samples(workspace, params, WILD, "known-odd")
 
 

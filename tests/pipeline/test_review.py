@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from salcli.errors import ReviewError
+from salcli.errors import SalError
 from salcli.project.review import COLUMNS, ReviewRow, write_review
 from salcli.store.files import Found
 from salcli.store.formats import Candidates
@@ -96,7 +96,7 @@ def test_spreadsheets_may_write_it_in_their_way(change: Callable[[str], str], tm
 def test_other_files_are_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "my.csv").write_bytes(content)
-    with pytest.raises(ReviewError, match=message):
+    with pytest.raises(SalError, match=message):
         read_review(tmp_path / "my.csv")
 
 
@@ -134,12 +134,12 @@ def test_decisions_are_set_arithmetic(data: st.DataObject, tmp_path_factory: pyt
 def test_decisions_that_cannot_be_used_are_refused(
     decisions: list[tuple[int, str]], message: str, found: Found
 ) -> None:
-    with pytest.raises(ReviewError, match=message):
+    with pytest.raises(SalError, match=message):
         review(found, [row(found, index, word) for index, word in decisions])
 
 
 def test_a_list_about_another_run_of_the_filter_is_refused(found: Found) -> None:
-    with pytest.raises(ReviewError, match=r"line 2 is about another run of the filter .* salcli review --variant sal"):
+    with pytest.raises(SalError, match=r"line 2 is about another run of the filter .* salcli review --variant sal"):
         review(found, [replace(row(found, 1, "drop"), filter="filter-sal-pi-0.1-0123456789abcdef")])
 
 

@@ -11,7 +11,7 @@ from helpers.quick import EXPERIMENT
 from helpers.stages import params_of
 from torch.nn.functional import cross_entropy
 
-from salcli.errors import TrainingError
+from salcli.errors import SalError
 from salcli.methods.base import WildTrained, built_in
 from salcli.models.network import Classifier, OodClassifier
 from salcli.pipeline import evaluate, train_ood
@@ -75,7 +75,7 @@ def test_all_wild_samples_may_be_candidates_but_then_none_counts_as_id(workspace
     n_wild = len(candidates.wild_score)
     write_candidates(found.path, replace(candidates, index=np.arange(n_wild)), about)
     assert train(workspace, None)[0].n_outliers == n_wild
-    with pytest.raises(TrainingError, match="all wild samples are candidate outliers"):
+    with pytest.raises(SalError, match="all wild samples are candidate outliers"):
         train(workspace, None, {"train_ood.candidate_id": True})
 
 

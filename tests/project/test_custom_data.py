@@ -9,7 +9,7 @@ import pytest
 from helpers.custom_images import lay_out, picture, save
 
 from salcli.data.vectors import ANY
-from salcli.errors import DataError, SalError
+from salcli.errors import SalError
 from salcli.params.presets import preset
 from salcli.params.schema import Params, load_params
 from salcli.progress import Silent
@@ -38,7 +38,7 @@ def params_of(folder: Path, photos: Path, **changes: Any) -> Params:
     return load_params(folder / "params.yaml")[0]
 
 
-def denied(folder: Path, photos: Path, kind: type[SalError] = DataError, **changes: Any) -> str:
+def denied(folder: Path, photos: Path, kind: type[SalError] = SalError, **changes: Any) -> str:
     with pytest.raises(kind) as error:
         planned(folder, photos, **changes)
     assert not folder.exists()

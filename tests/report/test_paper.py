@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from helpers.cli import shown
 
-from salcli.errors import MissingArtifactError, PaperError, ParamsError
+from salcli.errors import MissingArtifactError, ParamsError, SalError
 from salcli.methods.sal import FilterParams
 from salcli.params.presets import preset, presets, resolved
 from salcli.params.schema import Params, validated
@@ -138,7 +138,7 @@ def test_a_sal_with_any_changed_parameter_of_the_filter_is_not_taken_for_the_pap
 
 
 def test_no_match_says_which_presets_fit() -> None:
-    with pytest.raises(PaperError, match=r"π 0\.33(.|\n)*presets that fit cifar100: main-cifar100,"):
+    with pytest.raises(SalError, match=r"π 0\.33(.|\n)*presets that fit cifar100: main-cifar100,"):
         matching_tables(params_of("main-cifar100", data__pi=[0.33], data__ood=["svhn"]))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from salcli.errors import MetricsError
+from salcli.errors import SalError
 from salcli.sal.metrics import fpr_at_tpr, ood_metrics, roc_points, threshold_that_keeps
 
 # few different values, so that ties are common, or many; and infinities, which a network can also give
@@ -65,7 +65,7 @@ def test_points_of_the_roc_are_the_best_that_each_fpr_allows(
 def test_nan_and_missing_scores_are_errors_that_say_where(metric: Callable[..., object]) -> None:
     fine, bad, none = np.array([1.0, 2.0, 3.0]), np.array([1.0, math.nan, math.nan, math.inf]), np.array([])
     for scores, message in ((bad, "2 of 4 {} scores are NaN"), (none, "no {} scores")):
-        with pytest.raises(MetricsError, match=message.format("ID")):
+        with pytest.raises(SalError, match=message.format("ID")):
             metric(scores, fine)
-        with pytest.raises(MetricsError, match=message.format("OOD")):
+        with pytest.raises(SalError, match=message.format("OOD")):
             metric(fine, scores)

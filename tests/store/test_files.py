@@ -13,7 +13,7 @@ import torch
 from helpers.cli import files
 from safetensors.torch import save_file
 
-from salcli.errors import BadArtifactError, StorageError
+from salcli.errors import BadArtifactError, SalError
 from salcli.store import files as store
 
 MADE_BY = "salcli make-it --seed 3"
@@ -57,7 +57,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_file_that_does_not_fit_is_not_written(tmp_path: Path, writer: str, small_files_only: Limit) -> None:
     store.write_text(tmp_path / "file", "from before")
-    with small_files_only(8192), pytest.raises(StorageError, match=r"file cannot be written: File too large; fix that"):
+    with small_files_only(8192), pytest.raises(SalError, match=r"file cannot be written: File too large; fix that"):
         WRITERS[writer](tmp_path / "file")
     assert files(tmp_path) == {"file": b"from before"}
     WRITERS[writer](tmp_path / "file")

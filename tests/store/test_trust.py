@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from salcli.engine.batches import Rows
-from salcli.errors import BadArtifactError, StorageError, UsageMistakeError
+from salcli.errors import BadArtifactError, SalError
 from salcli.models.network import Classifier
 from salcli.project.verify import verify
 from salcli.store import files as store
@@ -72,7 +72,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> No
     first = FORK.Process(target=hold, args=(path, entered))
     first.start()
     assert entered.wait(30)
-    with pytest.raises(StorageError, match=rf"already running \(process {first.pid}\)"), store.locked(path, "train-id"):
+    with pytest.raises(SalError, match=rf"already running \(process {first.pid}\)"), store.locked(path, "train-id"):
         pass
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
@@ -208,9 +208,9 @@ def test_deep_json_and_pipes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadArtifactError, match="is damaged"), store.reading_json(store.Found(tmp_path / "deep.json")):
         pass
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageMistakeError, match="is a pipe or a device"):
+    with pytest.raises(SalError, match="is a pipe or a device"):
         store.Found(tmp_path / "pipe")
-    with pytest.raises(UsageMistakeError, match="is a pipe or a device"):  # to write to it would wait for a reader
+    with pytest.raises(SalError, match="is a pipe or a device"):  # to write to it would wait for a reader
         Workspace(tmp_path).target(Artifact("pipe", ""))
 
 
@@ -218,5 +218,5 @@ def test_verify_does_not_pass_over_what_it_cannot_read(tmp_path: Path) -> None:
     store.write_arrays(tmp_path / "runs/0/a.h5", KIND, {"x": np.arange(5)}, {})
     assert verify(tmp_path).n_files == 1
     os.mkfifo(tmp_path / "runs/0/b.h5")
-    with pytest.raises(UsageMistakeError, match=r"b\.h5 is a pipe or a device"):
+    with pytest.raises(SalError, match=r"b\.h5 is a pipe or a device"):
         verify(tmp_path)
