@@ -81,6 +81,7 @@ class Session:
             OF_COMMAND.enter_context(joined(params.timeout))
         shares = [_share(text) for text in given.get("pi") or []]
         assigned = {change.key: change.value for change in changed}
+        variants = [*([] if command == "filter" else params.filters), *params.variants]
         chosen = {"--params": [params_file] if params_file != PARAMS_YAML else []}
         chosen |= {f"--{name}": given.get(name) or assigned.get(key, ()) for name, key in SELECTED.items()}
         return cls(
@@ -91,7 +92,7 @@ class Session:
                 for ood in dict.fromkeys(given.get("ood") or params.data.ood)
                 for pi in dict.fromkeys(shares or params.data.pi)
                 for seed in dict.fromkeys(given.get("seed") or params.seeds)
-                for variant in dict.fromkeys(given.get("variant") or [*params.filters, *params.variants])
+                for variant in dict.fromkeys(given.get("variant") or variants)
             ],
             unseen_sets=tuple(dict.fromkeys(given.get("unseen") or params.data.test_ood)),
             chosen={name: tuple(dict.fromkeys(values)) for name, values in chosen.items()},

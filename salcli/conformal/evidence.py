@@ -168,14 +168,14 @@ def certificate(calibration: ArrayLike, wild: ArrayLike, listed: Ints | None = N
     of |{first k} ∩ {w > c_(r)}| − K_r over the ranks r, where at most K_r ID samples are above the r-th largest
     calibration score c_(r). Exact for scores that treat calibration and wild samples alike.
     """
-    c, w = np.sort(np.asarray(calibration, float)), np.nan_to_num(np.asarray(wild, float), nan=np.inf)
-    own = np.argsort(-w, kind="stable") if listed is None else listed
+    c, w = np.sort(np.asarray(calibration, float)), np.asarray(wild, float)
+    own = np.argsort(-np.nan_to_num(w, nan=np.inf), kind="stable") if listed is None else listed
     found = np.zeros(len(own), np.int64)
     if len(c) == 0 or len(w) == 0:
         return found
     limits = envelope(len(c), len(w))
     for cut, most in zip(c[len(c) - limits.ranks], limits.most(level), strict=True):
-        np.maximum(found, np.cumsum(w[own] > cut) - most, out=found)
+        np.maximum(found, np.cumsum(~(w[own] <= cut)) - most, out=found)
     return found
 
 
@@ -319,23 +319,23 @@ def verdict(
     calibration: ArrayLike,
     wild: ArrayLike,
     candidates: Ints,
-    rank: int,
+    alpha: float = 0.05,
     plain: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> Verdict:
     """Found, nothing found, or cannot tell. Exact: without outliers, "found" has probability FOUND.
 
-    `candidates` are indices of wild samples, chosen in any way. T is the rank-th largest calibration score. `plain`:
-    another exact score for drift and the share of outliers, where this one has learned to tell wild data.
+    `candidates` are indices of wild samples, chosen in any way. T is the threshold at level α. `plain`: another exact
+    score for drift and the share of outliers, where this one has learned to tell wild data.
     """
     c, w = np.sort(np.asarray(calibration, float)), np.asarray(wild, float)
-    n, m, rank = len(c), len(w), max(1, rank)
+    n, m, rank = len(c), len(w), max(1, threshold_rank(len(c), alpha))
     limits = envelope(n, m)
     p = limits.p_value(counts_above(c, w, limits.ranks))
     above = int(counts_above(c, w, np.array([rank]))[0])
     certified = certificate(c, w, candidates, 1 - CERTAINTY)
     reference = plain or (c, w)
     share, drift = rank / (n + 1), drift_p_value(*reference)
-    needed = _calibration_that_tells(n, m, share, above) if p > FOUND else 0
+    needed = _calibration_that_tells(n, m, alpha, above) if p > FOUND else 0
     kind: Literal["found", "cannot tell", "nothing found", "drift"] = "nothing found"
     if drift <= DRIFT:
         kind = "drift"

@@ -16,7 +16,6 @@ from salcli.conformal.evidence import (
     longest_certified,
     p_values,
     threshold,
-    threshold_rank,
     verdict,
 )
 from salcli.errors import ThresholdError
@@ -85,8 +84,7 @@ def separate(scores: FilterScores, params: FilterParams) -> Separation:
     if scores.exact is not None and n:
         alpha = 1 - params.threshold_quantile if params.threshold_quantile else ALPHA
         plain = None if scores.plain is None else (scores.plain[0].numpy(), scores.plain[1].numpy())
-        rank = threshold_rank(len(exact_calibration), alpha)
-        found = verdict(exact_calibration, exact_wild, candidates, rank, plain)
+        found = verdict(exact_calibration, exact_wild, candidates, alpha, plain)
     elif params.calibration != "holdout":
         why = "T is of training data, so how many ID data alone would give is not known"
     else:

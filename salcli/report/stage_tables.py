@@ -214,7 +214,7 @@ def _filter_table(done: Sequence[Filtered]) -> Table:
         )
     table = plain_table(
         "Candidate outliers: wild samples with a score above T",
-        *naming(done[0].experiment), "score", "T", "candidates", "of wild", "certified", *of_truth, "ID acc.",
+        *naming(done[0].experiment), "T", "candidates", "of wild", "certified", *of_truth, "ID acc.",
         caption=[*notes, "ID acc.: on calibration data."],
     )  # fmt: skip
     for result in done:
@@ -222,7 +222,6 @@ def _filter_table(done: Sequence[Filtered]) -> Table:
         known = [errors.precision, errors.err_in, errors.err_out] if errors else [None] * len(of_truth)
         table.add_row(
             *naming(result.experiment).values(),
-            score_label(result.score),
             f"{found.threshold:.4g}",
             f"{len(found.candidates):,}",
             f"{len(found.scores.wild):,}",

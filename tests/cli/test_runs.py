@@ -101,7 +101,7 @@ def test_the_filter_prints_its_table_as_the_readme_runs_it(workspace: Workspace)
     assert (done.returncode, done.stderr) == (0, "")
     assert {name: content for name, content in files(workspace.root).items() if "scratch/" not in name} == before
     candidates = scratch_candidates(workspace.root)
-    row = re.search(rf"^ {OOD} +{SEED} +(\S+) +(\d+) +(\d+) +\S+%", done.stdout, re.MULTILINE)
+    row = re.search(rf"^ {OOD} +{SEED} +(\S+) +(\d+) +(\d+) +\d+ +\S+%", done.stdout, re.MULTILINE)
     assert row, done.stdout
     assert (int(row[2]), int(row[3])) == (len(candidates.index), len(candidates.wild_score))
     assert float(row[1]) == pytest.approx(candidates.threshold, rel=1e-3)

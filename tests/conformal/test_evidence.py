@@ -211,7 +211,7 @@ def test_without_outliers_hardly_anything_is_found(n: int, m: int) -> None:
     rng, found, drift, no_share = np.random.default_rng(3), [], [], []
     for _ in range(400):
         c, w, _ = deal(rng, n, m)
-        own = verdict(c, w, np.flatnonzero(w > threshold(c, 0.05)), threshold_rank(n, 0.05))
+        own = verdict(c, w, np.flatnonzero(w > threshold(c, 0.05)))
         found.append(own.kind == "found")
         drift.append(own.kind == "drift")
         no_share.append(own.share.low > 0)
@@ -224,22 +224,22 @@ def test_the_verdict_finds_outliers_and_tells_a_hint_from_nothing() -> None:
     rng, kinds = np.random.default_rng(4), []
     for _ in range(60):
         c, w, _ = deal(rng, 135, 400, 0.1)
-        own = verdict(c, w, np.flatnonzero(w > threshold(c, 0.05)), threshold_rank(135, 0.05))
+        own = verdict(c, w, np.flatnonzero(w > threshold(c, 0.05)))
         kinds.append(own.kind)
         assert own.certified <= own.certified_of_all <= own.above
         assert own.at_most >= own.certified
     assert kinds.count("found") >= 57
     c = np.arange(100.0)
     few = np.concatenate([np.full(11, 95.5), np.linspace(0, 90, 89)])
-    hint = verdict(c, few, np.flatnonzero(few > 94), 5)
+    hint = verdict(c, few, np.flatnonzero(few > 94))
     assert (hint.kind, hint.above) == ("cannot tell", 11)
     assert excess_p_value(hint.needed, 100, threshold_rank(hint.needed, 0.05), 11) <= FOUND
-    none = verdict(c, c - 0.5, np.arange(95, 100), 5)
+    none = verdict(c, c - 0.5, np.arange(95, 100))
     assert (none.kind, none.needed == 0 or none.p_value > 0.2) == ("nothing found", True)
 
 
 def test_the_margin_is_that_of_the_number_of_id_samples_above_the_threshold() -> None:
-    own = verdict(np.arange(199.0), np.arange(300.0) / 2, np.arange(0), 10)
+    own = verdict(np.arange(199.0), np.arange(300.0) / 2, np.arange(0))
     assert own.expected == pytest.approx(300 * 10 / 200)
     assert own.margin == pytest.approx(1.96 * betabinom.std(300, 10, 190))
 

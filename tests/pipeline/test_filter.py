@@ -259,7 +259,7 @@ def test_null_takes_what_is_more_likely_an_outlier_and_the_committee_certifies_i
     assert found.verdict is not None
     assert committee.verdict is not None
     pair = [one.numpy() for one in (committee.scores.calibration, committee.scores.wild)]
-    assert found.verdict == verdict(*pair, found.candidates, 5)
+    assert found.verdict == verdict(*pair, found.candidates)
     assert found.verdict.share == committee.verdict.share
 
 

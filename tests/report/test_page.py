@@ -113,7 +113,7 @@ def test_the_gallery_is_the_candidates_by_score(evaluated: Path, outline: Outlin
 def test_mistakes_are_the_extreme_scores_of_the_test_set(evaluated: Path, page: str) -> None:
     with h5py.File(evaluated / SCORES_FILE.path) as file:
         id_scores, ood_scores = np.asarray(file["sal/id"]), np.asarray(file["sal/ood"])
-    for kind, scores in (("OOD", -ood_scores), ("ID", id_scores)):
+    for kind, scores in (("OOD", ood_scores), ("ID", -id_scores)):
         shown = [int(index) for index in re.findall(rf'alt="{kind} test image (\d+),', page)]
         assert shown == sorted(range(len(scores)), key=lambda i: scores[i])[:36]
 
@@ -187,7 +187,7 @@ def test_what_is_missing_is_left_out_with_a_word_on_how_to_make_it(evaluated: Pa
     outline = Outline(render(collected(root)))
     for sentence in ("make one with salcli evaluate", EXPERIMENT.theory("json").made_by, "no training curve"):
         assert sentence in outline.words
-    assert len(outline.all("div", role="img")) == 1  # τ
+    assert len(outline.all("div", role="img")) == 2  # the score, and the certificate
     (root / EXPERIMENT.candidates.path).unlink()
     with pytest.raises(MissingArtifactError, match=f"make this file alone: {EXPERIMENT.candidates.made_by}"):
         collected(root)
