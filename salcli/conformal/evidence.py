@@ -22,6 +22,8 @@ FOUND = 0.025  # largest p-value of a find
 HINT = 0.2  # a p-value up to this is a hint that more calibration samples might turn into a find
 INTERVAL = 0.9  # of π̂
 DRIFT = 0.01  # largest p-value at which the wild data as a whole differ
+LABEL_SHIFT = 0.01  # and at which their classes do
+LEAST_EXPECTED = 5  # of a class's samples on either side, for chi-square: more than so many
 N_DRAWS = 4000  # for the envelope, and as many to tune it
 MOST_RANKS = 64
 
@@ -244,6 +246,22 @@ def drift_p_value(calibration: ArrayLike, wild: ArrayLike) -> float:
     n_pairs, both = len(low) * len(wild_low), np.concatenate([low, wild_low])
     method = "exact" if n_pairs <= 400 and len(np.unique(both)) == len(both) else "asymptotic"
     return float(mannwhitneyu(wild_low, low, alternative="greater", method=method).pvalue)
+
+
+def label_shift_p_value(calibration: Ints, wild: Ints) -> float:
+    """Whether classes k have other shares of the wild data: chi-square of both counts (k), approximate.
+
+    Classes with few samples are one; the p-value is 1 where there are too few to tell.
+    """
+    from scipy.stats import chi2_contingency
+
+    counts = np.stack([calibration, wild])
+    for _ in range(2):  # then without the rest, if it is still too small
+        total = counts.sum(axis=0)
+        is_rare = total * min(counts.sum(axis=1)) <= LEAST_EXPECTED * total.sum()
+        rest = counts[:, is_rare].sum(axis=1, keepdims=True)
+        counts = np.concatenate([counts[:, ~is_rare], rest], axis=1)
+    return float(chi2_contingency(counts[:, :-1]).pvalue) if counts.shape[1] > 2 else 1.0
 
 
 # -- many p-values

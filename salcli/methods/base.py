@@ -258,6 +258,10 @@ class PostHoc(Method):
         """Exact scores of calibration and wild data that stand beside those of a score that is not; None: none do."""
         return None
 
+    def exact_scores_of(self, new: RepresentationSource) -> tuple[Float[Tensor, " n"], Float[Tensor, " h"]] | None:
+        """Exact scores of calibration data and of data that nothing was fitted to; None: those of `scores` are."""
+        return None
+
     def held_out_scores(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]] | None:
         """Of calibration and wild data, by models that have not seen them; None where it learns from neither."""
         return None

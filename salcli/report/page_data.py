@@ -250,7 +250,7 @@ def wild_addresses(
         return [str(own["source"]) for own in shown], columns
     if not _are_images(params, wild):
         raise ReviewError("these wild samples are vectors, which have no images; leave out --images")
-    if not all(row.is_image_file for row in rows):
+    if not all(row.origin.is_image_file for row in rows):
         raise ReviewError("the files of these wild samples are not known; leave out --images, and tasks hold copies")
     return [prefix + quote(os.fsencode(file)) for file in files], columns
 
