@@ -144,7 +144,7 @@ def filter_(**given: Any) -> None:
 
     session = Session.open("filter", given)
     done = session.run(stage.run, session.experiments)
-    view, notes = filter_view(done), [note for one in done for note in one.notes]
+    view, notes = filter_view(done), [note for one in done for note in (*one.notes, one.label_shift) if note]
     session.finish(view, written(done), "salcli train-ood", notes=notes)
 
 

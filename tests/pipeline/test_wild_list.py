@@ -13,8 +13,8 @@ import pytest
 import torch
 from helpers.cli import init, refused, salcli
 from helpers.custom_images import lay_out
-from helpers.quick import REPOSITORY
-from helpers.stages import run_every_stage
+from helpers.quick import EXPERIMENT, REPOSITORY
+from helpers.stages import params_of, run_every_stage
 from PIL import Image
 
 from salcli.methods.base import Head, Known
@@ -74,15 +74,17 @@ def folder(root: Path) -> Given:
 
 
 def listed(root: Path) -> Given:
+    """The list is beside the photos, so its files are not below its own folder."""
     labeled, unlabeled, _ = folder(root)
-    files = sorted((str(path.relative_to(root)) for path in unlabeled.rglob("*.png")), reverse=True)
-    (root / "list.csv").write_text("\n".join(["path", *files]))
+    files = [f"../{path.relative_to(root)}" for path in sorted(unlabeled.rglob("*.png"), reverse=True)]
+    (root / "lists").mkdir()
+    (root / "lists" / "pile.csv").write_text("\n".join(["path", *files]))
 
     def back(line: Line) -> np.ndarray:
         assert files[int(line["row"])] == line["file"]
-        return np.asarray(Image.open(root / line["file"]))[None]
+        return np.asarray(Image.open(root / "lists" / line["file"]))[None]
 
-    return labeled, root / "list.csv", back
+    return labeled, root / "lists" / "pile.csv", back
 
 
 def planned(root: Path, given: Given, *settings: str) -> tuple[Workspace, Params, Experiment]:
@@ -157,28 +159,44 @@ def test_calibration_and_held_out_samples_are_treated_alike_so_their_p_values_ar
     torch.testing.assert_close(found[0].exact, found[2].exact)
 
 
-def test_select_copies_or_links_flagged_files_and_writes_rows_of_vectors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("write", [folder, listed])
+def test_select_copies_or_links_the_flagged_files_below_its_folder(
+    write: Callable[[Path], Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = folder(tmp_path)
-    lines = filtered(*planned(tmp_path, given))
+    given = write(tmp_path)
+    flagged = [line for line in filtered(*planned(tmp_path, given)) if line["flagged"] == "1"]
     monkeypatch.chdir(tmp_path / "p")
-    flagged = {line["file"] for line in lines if line["flagged"] == "1"}
-    assert flagged
+    top, there = given[1] if given[1].is_dir() else given[1].parent, {*tmp_path.rglob("*.png")}
     for out, options in (("copies", []), ("links", ["--link"])):
         done = salcli("select", "--out", out, *options)
         assert done.exit_code == 0, done.output
-        files = [path for path in Path(out).rglob("*") if not path.is_dir()]
-        assert {str(path.relative_to(out)) for path in files} == flagged
-        assert all(path.is_symlink() == bool(options) for path in files)
-        assert all(path.read_bytes() == (given[1] / path.relative_to(out)).read_bytes() for path in files)
+        files = {path.read_bytes(): path for path in Path(out).rglob("*.png")}
+        assert files.keys() == {(top / line["file"]).read_bytes() for line in flagged} != set()
+        assert all(path.is_symlink() == bool(options) for path in files.values())
+    assert {path for path in tmp_path.rglob("*.png") if not path.is_relative_to(tmp_path / "p")} == there
     assert "name a new or an empty folder" in refused("select", "--out", "copies", root=tmp_path)
 
-    (tmp_path / "v").mkdir()
-    lines = filtered(*planned(tmp_path / "v", npz(tmp_path / "v")))
-    assert salcli("select", "--params", str(tmp_path / "v/p/params.yaml"), "--out", "rows").exit_code == 0
-    with Path("rows/wild.csv").open(newline="") as file:
-        assert list(csv.DictReader(file)) == [line for line in lines if line["flagged"] == "1"]
+
+def test_select_writes_the_rows_of_flagged_vectors(tmp_path: Path) -> None:
+    lines = filtered(*planned(tmp_path, npz(tmp_path)))
+    salcli("select", "--params", str(tmp_path / "p/params.yaml"), "--out", str(tmp_path / "rows"))
+    with (tmp_path / "rows/wild.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == [line for line in lines if line["flagged"] == "1"] != []
+
+
+def test_wild_data_that_salcli_mixed_have_no_lines_which_would_tell_the_truth(workspace: Workspace) -> None:
+    filter_stage.run(workspace, params_of(workspace), EXPERIMENT)
+    assert workspace.find(EXPERIMENT.wild_list).path.read_text() == ",".join(COLUMNS) + "\n"
+    assert "no file of yours" in refused(
+        "select",
+        "--params",
+        str(workspace.root / "params.yaml"),
+        "--variant",
+        "sal",
+        "--out",
+        str(workspace.root / "out"),
+        root=workspace.root,
+    )
 
 
 @pytest.mark.slow
