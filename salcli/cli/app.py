@@ -150,6 +150,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Results and files": {
         "table": results.table,
         "report": results.report,
+        "select": results.select,
         "review": results.review,
         "inspect": results.inspect,
         "verify": results.verify,

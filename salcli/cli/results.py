@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salcli.cli.options import OOD, PARAMS, PI, READ_SCRATCH, RUN, SCRATCH, SEED, SET, VARIANT, option, taking
-from salcli.cli.session import Session, say, written
+from salcli.cli.session import Session, say, say_last, written
 from salcli.errors import BadArtifactError, ParamsError, SalError, escaped, unknown_name
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ def table(
     from salcli.params.reading import read_yaml
     from salcli.report.console import ConsoleProgress, console, side_console
     from salcli.report.intervals import has_scores, with_scores
+    from salcli.report.last_word import last_word
     from salcli.report.results import Results, asked_for, groups_of, results_frame, results_grids, results_view
-    from salcli.store.layout import RUNS, SCRATCH
+    from salcli.store.layout import RUNS, SCRATCH, Workspace
 
     is_other = fpr95 is not STANDARD
     given = {"--intervals": intervals, "--fpr95": is_other, "--sort": sort is not None}
@@ -91,6 +92,8 @@ def table(
     if output_format is Format.rich:
         if scratch:
             say(f"from {SCRATCH}/: runs by hand, not what `dvc repro` builds", "yellow")
+        elif raw and not estimates:
+            say_last(last_word(Workspace(params.parent), raw, results.labels))
         console.print(results_view(results, console.width, estimates=estimates))
     else:
         grids, frame = results_grids(results, estimates=estimates), results_frame(results, estimates=estimates)
@@ -192,6 +195,33 @@ def report(
         import webbrowser
 
         webbrowser.open(out.resolve().as_uri())
+
+
+@taking(
+    PARAMS,
+    _one("--ood", "The wild data."),
+    _one("--seed", "The seed.", int, min=0),
+    A_VARIANT,
+    READ_SCRATCH,
+)
+def select(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder.")],
+    link: Annotated[bool, typer.Option("--link", help="Link the files instead of copying them.")] = False,
+    *,
+    params: Path,
+    scratch: bool,
+    **chosen: Any,
+) -> None:
+    """Copy the files of the wild samples that the filter flags; of vectors, their rows of wild.csv."""
+    from salcli.project.select import select as write
+
+    given = {name: [value] for name, value in chosen.items() if value is not None}
+    session = Session.open("select", {"params": params, "scratch": scratch, **given}, parallel=False)
+    done = write(session.workspace, session.params, session.experiments[0], out, link=link)
+    if done:
+        session.finish("", done)
+    else:
+        say("no sample is flagged")
 
 
 @taking(PARAMS, OOD, PI, SEED, A_VARIANT, READ_SCRATCH)

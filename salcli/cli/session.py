@@ -124,14 +124,23 @@ class Session:
         return done
 
     def finish(
-        self, view: "RenderableType", written: Iterable[Path], next_command: str = "", *, notes: Iterable[str] = ()
+        self,
+        view: "RenderableType",
+        written: Iterable[Path],
+        next_command: str = "",
+        *,
+        notes: Iterable[str] = (),
+        short: str = "",
     ) -> None:
-        """Print the outcome, what was written and what comes next.
+        """Print the outcome, what was written and what comes next; with DVC, only `short`, if it is given.
 
         DVC starts a command for each experiment, with the same notes: there `salcli table` shows them, once.
         """
         from salcli.report.console import console
 
+        if short and "DVC_STAGE" in os.environ:
+            say(f"{short}; worked {self.progress.seconds:.1f} s", "dim")
+            return
         console.print(view)
         for note in dict.fromkeys(notes if "DVC_STAGE" not in os.environ else ()):
             console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
@@ -166,6 +175,12 @@ def say(line: str, style: str = "") -> None:
     from salcli.report.console import console
 
     console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def say_last(lines: Iterable[str]) -> None:
+    """Print the last word of a custom project: the verdict in bold, a note in yellow."""
+    for i, line in enumerate(lines):
+        say(line, "yellow" if line.startswith("note: ") else "" if i else "bold")
 
 
 def _share(text: str) -> float | str:

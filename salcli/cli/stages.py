@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from salcli.cli.options import ALL, DEVICE, OOD, PARAMS, PI, SCRATCH, SEED, SET, UNSEEN, VARIANT, override, taking
-from salcli.cli.session import Session, say, written
+from salcli.cli.session import Session, say, say_last, written
 from salcli.errors import SalError, unknown_name
 
 EPOCHS, START_LR = "Passes over the ID training data.", "Learning rate at the start."
@@ -36,7 +36,7 @@ def summary(params: Path) -> None:
     """Write means over seeds and OOD sets, for `dvc metrics`, `dvc exp show` and `dvc plots`."""
     from salcli.report import summary as stage
 
-    stage.run(params)
+    say_last(stage.run(params))
 
 
 @taking(PARAMS, OOD, PI, UNSEEN, SEED, SCRATCH, SET)
@@ -48,7 +48,7 @@ def prepare(
 ) -> None:
     """Decode the data, split the ID data, mix the wild data."""
     from salcli.pipeline import prepare as stage
-    from salcli.report.stage_tables import prepared_table
+    from salcli.report.stage_tables import counts_text, prepared_table
     from salcli.store.layout import prepared_set, unseen_set
 
     session = Session.open("prepare", given, parallel=False)
@@ -74,7 +74,8 @@ def prepare(
     if "wild" in wanted:
         done += [stage.prepare_wild(workspace, params.data, experiment) for experiment in session.of_wild_sets]
     next_command = "salcli train-id" if "wild" in wanted else "salcli prepare"
-    session.finish(prepared_table(done), written(done), next_command)
+    counts = ", ".join(f"{one.what}: {counts_text(one)}" for one in done)
+    session.finish(prepared_table(done), written(done), next_command, short=f"prepared {counts}")
     for result in done:
         if result.note:
             say(f"note: {result.note}", "yellow")
@@ -121,7 +122,8 @@ def extract_grads(
             done += session.run(extract.run_unseen, session.of_wild_sets, unseen=name)
     results = [result for results in done for result in results]
     next_command = "salcli extract-grads wild" if part == "id" else "salcli filter"
-    session.finish(extracted_table(results), [result.written for result in results], next_command)
+    files, counts = [one.written for one in results], ", ".join(f"{one.what} {one.n_samples:,}" for one in results)
+    session.finish(extracted_table(results), files, next_command, short=f"gradients of {counts}")
 
 
 @taking(
@@ -142,7 +144,7 @@ def filter_(**given: Any) -> None:
 
     session = Session.open("filter", given)
     done = session.run(stage.run, session.experiments)
-    view, notes = filter_view(done), [note for one in done for note in one.notes]
+    view, notes = filter_view(done), [note for one in done for note in (*one.notes, one.label_shift) if note]
     trained = any(one.experiment.variant in session.params.variants for one in done)
     session.finish(view, written(done), "salcli train-ood" if trained else "salcli evaluate", notes=notes)
 

@@ -22,6 +22,8 @@ FOUND = 0.025  # largest p-value of a find
 HINT = 0.2  # a p-value up to this is a hint that more calibration samples might turn into a find
 INTERVAL = 0.9  # of π̂
 DRIFT = 0.01  # largest p-value at which the wild data as a whole differ
+LABEL_SHIFT = 0.01  # and at which their classes do
+LEAST_EXPECTED = 5  # of a class's samples on either side, for chi-square: more than so many
 N_DRAWS = 10_000  # for the envelope, and as many to tune it
 MOST_RANKS = 64
 
@@ -248,9 +250,8 @@ def drift_p_value(calibration: ArrayLike, wild: ArrayLike) -> float:
     if len(wild_low) == 0:
         return excess_p_value(len(c), len(w), (len(c) + 1) // 2, len(w))
     n, m, ranked = len(low), len(wild_low), np.sort(low)
-    pairs = (
-        sum(np.searchsorted(ranked, wild_low, side).sum() for side in ("left", "right")) / 2
-    )  # in which wild is higher
+    # pairs in which the wild sample is higher
+    pairs = sum(np.searchsorted(ranked, wild_low, side).sum() for side in ("left", "right")) / 2
     _, ties = np.unique(np.concatenate([low, wild_low]), return_counts=True)
     if n * m <= 400 and ties.max() == 1:
         from scipy.stats import mannwhitneyu  # slow to load
@@ -260,6 +261,26 @@ def drift_p_value(calibration: ArrayLike, wild: ArrayLike) -> float:
 
     variance = n * m / 12 * (n + m + 1 - (ties**3 - ties).sum() / ((n + m) * (n + m - 1)))
     return float(ndtr(-(pairs - n * m / 2 - 0.5) / math.sqrt(variance))) if variance > 0 else 1.0
+
+
+def label_shift_p_value(calibration: Ints, wild: Ints) -> float:
+    """Whether classes k have other shares of the wild data: chi-square of both counts (k), approximate.
+
+    Classes with few samples are one; the p-value is 1 where there are too few to tell.
+    """
+    from scipy.special import chdtrc
+
+    counts = np.stack([calibration, wild])
+    for _ in range(2):  # then without the rest, if it is still too small
+        total = counts.sum(axis=0)
+        is_rare = total * min(counts.sum(axis=1)) <= LEAST_EXPECTED * total.sum()
+        rest = counts[:, is_rare].sum(axis=1, keepdims=True)
+        counts = np.concatenate([counts[:, ~is_rare], rest], axis=1)
+    counts = counts[:, :-1]
+    if counts.shape[1] < 2:
+        return 1.0
+    expected = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / counts.sum()
+    return float(chdtrc(counts.shape[1] - 1, ((counts - expected) ** 2 / expected).sum()))
 
 
 # -- many p-values

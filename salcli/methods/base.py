@@ -261,6 +261,10 @@ class PostHoc(Method):
         """
         return None
 
+    def exact_scores_of(self, new: RepresentationSource) -> tuple[Float[Tensor, " n"], Float[Tensor, " h"]] | None:
+        """Exact scores of calibration data and of data that nothing was fitted to; None: those of `scores` are."""
+        return None
+
     def held_out_scores(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]] | None:
         """Of calibration and wild data, by models that have not seen them; None where it learns from neither."""
         return None

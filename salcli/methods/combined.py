@@ -91,6 +91,14 @@ class Combined(PostHoc):
         """The members' scores of a source, one column each."""
         return torch.stack([self.known.scores(one, source)[0] for one in self.members.values()], dim=1)
 
+    def exact_scores_of(self, new: RepresentationSource) -> tuple[Float[Tensor, " n"], Float[Tensor, " h"]]:
+        """The committee's, with quantiles of calibration, wild and new data together."""
+        assert self.known.calibration is not None
+        assert self.known.wild is not None
+        parts = [self._matrix(one) for one in (self.known.calibration, self.known.wild, new)]
+        quantiles = NormalQuantiles.fit(torch.cat(parts))
+        return quantiles.committee(parts[0]), quantiles.committee(parts[2])
+
     def _columns(self, x: Representation) -> Float[Tensor, "n s"]:
         return torch.stack([member.score(x).double() for member in self.members.values()], dim=1)
 

@@ -281,7 +281,8 @@ def _write(result: Evaluated, about: dict[str, Any]) -> None:
         for x, y in zip(*roc_points(own.id, own.ood), strict=True)
     ]
     write_csv(roc, curves, fieldnames=("method", "fpr", "tpr"))
-    write_csv(histogram, [row for name, own in result.scores.items() for row in _histogram_rows(name, own)])
+    bars = [row for name, own in result.scores.items() for row in _histogram_rows(name, own)]
+    write_csv(histogram, bars, fieldnames=("method", "data", "score", "share"))
 
 
 def _histogram_rows(method: str, scores: TestScores) -> list[dict[str, Any]]:

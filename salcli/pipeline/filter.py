@@ -16,21 +16,24 @@ from salcli.engine.inference import outputs_of
 from salcli.methods.base import InputScore, Known
 from salcli.methods.combined import finite
 from salcli.methods.sal import protocol
-from salcli.methods.separation import FilterScores, Separation, filter_scores, sentence, separate
+from salcli.methods.separation import NONE, FilterScores, Separation, filter_scores, label_shift, sentence, separate
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
 from salcli.pipeline.loading import (
+    class_names,
     classifier,
     id_representation,
     id_samples,
     known_truth,
+    wild_holdout_samples,
     wild_representation,
     wild_samples,
 )
+from salcli.pipeline.wild_list import COLUMNS, wild_list
 from salcli.progress import Progress, Silent, Task
 from salcli.sal.gradients import of_each_sample
 from salcli.sal.tau import SeparationErrors, separation_errors
-from salcli.store.files import as_json, write_json
+from salcli.store.files import as_json, write_csv, write_json
 from salcli.store.formats import Candidates, RepresentationFile, write_candidates
 from salcli.store.layout import Experiment, Workspace
 
@@ -63,6 +66,7 @@ class Filtered:
     n_id_train: int
     protocol: str  # whose threshold it is
     notes: list[str]  # what the fit of the score had to say
+    label_shift: str  # how the classes of wild and labeled data differ; empty if they do not
     written: list[Path]
 
     @property
@@ -76,6 +80,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
     own, notes, network = params.filter, list[str](), classifier(workspace, experiment)
     id_train, calibration = (id_representation(workspace, part, experiment) for part in ("train", "calibration"))
     wild = wild_representation(workspace, experiment)
+    held_out = RepresentationFile.open(workspace.find(experiment.wild_holdout_representation))
     method, n_classes = params.filter_score(), id_train.n_classes
     with (progress or Silent()).task(f"filter, {experiment}, {own.score}", n_classes, "classes") as task:
         if isinstance(method, InputScore):
@@ -83,7 +88,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         else:
             about = {"seed": experiment.seed, "device": resolve_device(params.device), "note": notes.append}
             known = Known.of(network, id_train, wild=wild, calibration=calibration, task=task, **about)
-            scores = filter_scores(method, known, own)
+            scores = filter_scores(method, known, own, held_out)
     found = separate(scores, own)
     candidates = Candidates(
         index=found.candidates,
@@ -95,9 +100,12 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         threshold=found.threshold,
         score_name=own.score,
     )
+    shift, classes = "", (calibration.predicted, wild.predicted)
+    if own.calibration == "holdout":
+        shift = label_shift(found, classes, class_names(workspace, params.data))
     # the truth, where it is known: after everything is decided
     is_ood = known_truth(workspace, len(wild), experiment)
-    written = [workspace.target(artifact) for artifact in (experiment.candidates, experiment.filter_metrics)]
+    written = [*map(workspace.target, (experiment.candidates, experiment.filter_metrics, experiment.wild_list))]
     result = Filtered(
         experiment=experiment,
         separation=found,
@@ -108,12 +116,15 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         n_id_train=len(id_train),
         protocol=protocol(own),
         notes=notes,
+        label_shift=shift,
         written=written,
     )
     if processes().is_main:
         how = {"seed": experiment.seed, "filter": own.model_dump()}
         write_candidates(written[0], candidates, workspace.about(experiment.candidates, **how))
         write_json(written[1], as_json(_metrics(result)))
+        predicted = wild.predicted.numpy(), held_out.predicted.numpy()
+        write_csv(written[2], wild_list(workspace, params, experiment, found, predicted), COLUMNS)
     return result
 
 
@@ -130,7 +141,8 @@ def _by_input(
             return finite(method.name, method.score(outputs_of(network, outputs, rows, size, compute, task)[0]))
 
         pair = scored(calibrating), scored(wild_samples(workspace, params, experiment))
-    return FilterScores(*pair, pair if held_out else None)
+        new = scored(others) if len(others := wild_holdout_samples(workspace, params, experiment)) else NONE
+    return FilterScores(*pair, pair if held_out else None, new, (pair[0], new) if held_out else None)
 
 
 def _metrics(result: Filtered) -> dict[str, Any]:
@@ -141,11 +153,14 @@ def _metrics(result: Filtered) -> dict[str, Any]:
         "threshold": found.threshold,
         "n_candidates": len(found.candidates),
         "n_wild": len(found.scores.wild),
+        "n_held_out": len(found.scores.held_out),
+        "n_held_out_flagged": int((found.scores.held_out > found.threshold).sum()),
         "n_calibration": result.n_calibration,
         "n_id_train": result.n_id_train,
         **(asdict(result.errors) if result.errors else dict.fromkeys(("err_in", "err_out", "precision"))),
         **asdict(result.fit),
         "verdict": result.sentence,
+        "label_shift": result.label_shift,
         "evidence": asdict(found.verdict) if found.verdict else None,
         **({"notes": result.notes} if result.notes else {}),
     }

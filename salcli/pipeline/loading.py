@@ -147,10 +147,5 @@ def wild_origins(
     return names_of(workspace.find(prepared_set(experiment.ood)), rows.index[index] - n_id)
 
 
-def wild_file_names(workspace: Workspace, params: Params, experiment: Experiment, index: np.ndarray) -> list[str]:
-    """A name for each wild sample."""
-    return [str(origin) for origin in wild_origins(workspace, params, experiment, index)]
-
-
 def class_names(workspace: Workspace, data: DataParams) -> tuple[str, ...]:
     return read_samples(workspace.find(prepared_set(data.id))).class_names

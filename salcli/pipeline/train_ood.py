@@ -183,7 +183,7 @@ class _Job:
                 for epoch in curve
             ]
             n_before += len(curve)
-        write_csv(written[1], rows)
+        write_csv(written[1], rows, [*rows[0]])
         for phase in curves:
             self._state(phase).unlink(missing_ok=True)
         return result

@@ -34,9 +34,8 @@ class ReviewRow:
     decision: str
 
     @property
-    def is_image_file(self) -> bool:
-        """Whether `file` is the sample itself, not an array that it is a row of."""
-        return bool(self.file) and (self.row is None or self.id == self.file)
+    def origin(self) -> Origin:
+        return Origin(self.file, self.row, self.id)
 
 
 COLUMNS = tuple(one.name for one in fields(ReviewRow))
@@ -126,7 +125,7 @@ def label_studio_tasks(
     tasks = []
     for row, confidence, picture, cells in zip(rows, confidences(rows), pictures, columns, strict=True):
         about = f"predicted as {row.predicted}, outlier score {row.score:.4g}"
-        name = str(Origin(row.file, row.row, row.id)) or f"sample {row.index}"
+        name = str(row.origin) or f"sample {row.index}"
         text = "\n".join([name, *(f"{name}: {cell}" for name, cell in cells.items())])
         shown = {"image": picture} if any(pictures) else {"text": text}
         label = OOD if row.decision == KEEP else ID

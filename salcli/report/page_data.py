@@ -22,7 +22,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from salcli.errors import BadArtifactError, SalError
-from salcli.pipeline.loading import id_samples, ood_test_samples, wild_file_names, wild_samples
+from salcli.pipeline.loading import id_samples, ood_test_samples, wild_origins, wild_samples
 from salcli.pipeline.prepare import original_images
 from salcli.project.review import ReviewRow, just_below, ranked_candidates
 from salcli.report.stage_tables import score_label
@@ -182,7 +182,7 @@ def read_galleries(workspace: Workspace, params: Params, findings: Findings, top
     ranked, below = ranked_candidates(found), just_below(found, min(top, N_BELOW))
     n_others = len(found.wild_score) - len(ranked)
     for name, index, n_all in (("candidates", ranked[:top], len(ranked)), ("below", below, n_others)):
-        files = wild_file_names(workspace, params, experiment, index)
+        files = [*map(str, wild_origins(workspace, params, experiment, index))]
         shown = _shown(workspace, params, wild, sets, index, files)
         about = "predicted as", score_label(found.score_name), n_all
         galleries[name] = _gallery(findings, index, shown, found.predicted, found.wild_score, *about)
@@ -250,7 +250,7 @@ def wild_addresses(
         return [str(own["source"]) for own in shown], columns
     if not _are_images(params, wild):
         raise SalError("these wild samples are vectors, which have no images; leave out --images")
-    if not all(row.is_image_file for row in rows):
+    if not all(row.origin.is_image_file for row in rows):
         raise SalError("the files of these wild samples are not known; leave out --images, and tasks hold copies")
     return [prefix + quote(os.fsencode(file)) for file in files], columns
 

@@ -79,11 +79,11 @@ def _naming(
 
 
 def prepared_table(done: Sequence[Prepared]) -> Table:
-    rows = []
-    for result in done:
-        counts = "  ".join(f"{name} {count:,}" for name, count in result.counts.items() if count)
-        rows.append({"what": result.what, "samples": counts})
-    return records_table("Prepared data", rows)
+    return records_table("Prepared data", [{"what": one.what, "samples": counts_text(one)} for one in done])
+
+
+def counts_text(prepared: Prepared) -> str:
+    return "  ".join(f"{name} {count:,}" for name, count in prepared.counts.items() if count)
 
 
 def train_id_table(done: Sequence[TrainedClassifier]) -> Table:

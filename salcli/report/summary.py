@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from salcli.params.reading import read_yaml
+from salcli.report.last_word import last_word
 from salcli.report.results import ESTIMATED, Results, asked_for, method_means
 from salcli.store.files import Found, read_header, write_json, write_text
 from salcli.store.layout import METHODS_PLOT, ROC_PLOT, RUNS, SUMMARY, Workspace
@@ -16,8 +17,8 @@ from salcli.store.layout import METHODS_PLOT, ROC_PLOT, RUNS, SUMMARY, Workspace
 SHOWN = ("fpr95", "auroc", "id_accuracy")
 
 
-def run(params_file: Path) -> None:
-    """Write summary.json, and the methods' FPR95 and ROC curves in one file each."""
+def run(params_file: Path) -> list[str]:
+    """Write summary.json, and the methods' FPR95 and ROC curves in one file each. Returns the last word."""
     import pandas as pd
 
     workspace, params = Workspace(params_file.parent), read_yaml(params_file)
@@ -38,6 +39,7 @@ def run(params_file: Path) -> None:
     write_json(workspace.target(SUMMARY), summaries if len(summaries) > 1 else summaries.popitem()[1])
     for artifact, frames in ((METHODS_PLOT, bars), (ROC_PLOT, curves)):
         write_text(workspace.target(artifact), pd.concat(frames).to_csv(index=False, float_format="%.6g"))
+    return last_word(workspace, params, results.labels)
 
 
 def _row(detector: Found) -> str:

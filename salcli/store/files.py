@@ -14,7 +14,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -179,10 +179,10 @@ def reading_json(found: Found) -> Iterator[Any]:
         raise found.damaged(error) from None
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], fieldnames: Sequence[str] = ()) -> None:
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], fieldnames: Sequence[str]) -> None:
     """Rows with the same keys, for `dvc plots` and spreadsheets. Floats are rounded to what a plot can show."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(fieldnames or rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, fieldnames=list(fieldnames), lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})

@@ -147,6 +147,11 @@ class Origin(NamedTuple):
     row: int | None = None  # counted from 0, after the header; None: an image in a folder
     id: str = ""
 
+    @property
+    def is_image_file(self) -> bool:
+        """Whether `file` is the sample itself, not an array that it is a row of."""
+        return bool(self.file) and (self.row is None or self.id == self.file)
+
     def __str__(self) -> str:
         return self.id or (self.file if self.row is None else f"{self.file}:{self.row}")
 

@@ -187,6 +187,11 @@ class Experiment:
         """Threshold, number of candidates, ERR_in and ERR_out."""
         return self._of_variant("filter.json", "filter")
 
+    @property
+    def wild_list(self) -> Artifact:
+        """Every sample of the user's wild data, with what the filter says about it."""
+        return self._of_variant("wild.csv", "filter")
+
     def theory(self, suffix: str) -> Artifact:
         """ζ, its condition, π̂ and the errors against T: json, png or svg."""
         return self._of_variant(f"theory.{suffix}", "theory")

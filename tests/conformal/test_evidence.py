@@ -14,6 +14,7 @@ from salcli.conformal.evidence import (
     CERTAINTY,
     DRIFT,
     FOUND,
+    LABEL_SHIFT,
     calibration_needed,
     certificate,
     counts_above,
@@ -22,6 +23,7 @@ from salcli.conformal.evidence import (
     excess_p_value,
     false_discovery_cutoff,
     holm,
+    label_shift_p_value,
     least_flagged,
     longest_certified,
     most_outliers,
@@ -335,3 +337,22 @@ def test_empty_sides_are_no_evidence() -> None:
     assert certificate(none, some).tolist() == [0, 0, 0]
     assert threshold(none, 0.05) == math.inf
     assert false_discovery_cutoff(none, 0.1) == longest_certified(np.zeros(0, np.int64), 0.5) == 0
+
+
+# --- label shift
+
+
+@pytest.mark.parametrize(("k", "n", "m"), [(2, 40, 400), (10, 135, 420), (10, 2000, 8000), (150, 600, 900)])
+def test_classes_with_the_same_shares_seem_to_differ_in_1_of_100_deals(k: int, n: int, m: int) -> None:
+    """Also where many classes have few samples, or some lose more samples above T than others."""
+    rng, alarms, finds = np.random.default_rng(k), [], []
+    for _ in range(2000):
+        shares, kept = rng.dirichlet(np.full(k, 1.0)), rng.uniform(0.7, 1, k)
+        below = shares * kept / (shares @ kept)
+        c = rng.multinomial(n, below)
+        alarms.append(label_shift_p_value(c, rng.multinomial(m, below)) <= LABEL_SHIFT)
+        finds.append(label_shift_p_value(c, rng.multinomial(m, np.roll(below, 1))) <= LABEL_SHIFT)
+    assert np.mean(alarms) <= 0.015
+    assert np.mean(finds) > 0.5
+    none = np.zeros(k, int)
+    assert label_shift_p_value(none, c) == label_shift_p_value(none, none) == 1

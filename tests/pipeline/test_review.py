@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from salcli.errors import SalError
 from salcli.project.review import COLUMNS, ReviewRow, write_review
 from salcli.store.files import Found
-from salcli.store.formats import Candidates
+from salcli.store.formats import Candidates, Origin
 from salcli.store.layout import Experiment
 from salcli.store.review import Reviewed, filter_mark, read_review, reviewed
 
@@ -68,7 +68,7 @@ def test_an_image_in_an_array_has_no_file_of_its_own() -> None:
         ("v.npz", 7, "r7"),
         ("", None, ""),
     ]
-    found = [ReviewRow("x", 0, "filter-1", 3, *origin, 0.5, 0, "cat", "keep").is_image_file for origin in rows]
+    found = [Origin(*origin).is_image_file for origin in rows]
     assert found == [True, True, False, False, False]
 
 

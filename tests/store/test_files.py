@@ -46,7 +46,7 @@ def test_a_file_appears_when_it_is_whole_and_a_failure_leaves_the_old_one(
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "table": lambda path: store.write_csv(path, [{"epoch": i, "loss": i / 7} for i in range(3000)]),
+    "table": lambda path: store.write_csv(path, [{"epoch": i, "loss": i / 7} for i in range(3000)], ["epoch", "loss"]),
     "tensors": lambda path: store.write_tensors(path, store.Header("kind"), {"a": torch.zeros(10_000)}),
     "one large array": lambda path: store.write_arrays(path, "kind", {"a": np.arange(10_000)}, {}),
     # the HDF5 library would buffer each of these, and ignore the error when it closes
@@ -75,7 +75,7 @@ def test_content_comes_back_as_it_was_and_the_same_content_gives_the_same_bytes(
         shared = torch.arange(6.0).reshape(2, 3)
         store.write_arrays(folder / "arrays.h5", "kind", {"x": np.arange(9), "group/y": np.eye(3)}, about)
         store.write_tensors(folder / "tensors", store.Header("kind", about, about), {"t": shared.T, "u": shared})
-        store.write_csv(folder / "curve.csv", [{"x": 1 / 3, "y": "a,b"}])
+        store.write_csv(folder / "curve.csv", [{"x": 1 / 3, "y": "a,b"}], ["x", "y"])
         store.write_json(folder / "facts.json", {"π": 0.1})
         return files(folder)
 
