@@ -58,7 +58,7 @@ def filter_scores(
         wild, *rest = known.scores(method, known.wild, *new)
         calibration = known.fitted(method).scores(known.id_train, fitted_on=True)
         pair = finite(method.name, calibration), finite(method.name, wild)
-        return FilterScores(*pair, None, torch.cat([NONE, *rest]))
+        return FilterScores(*pair, None, held_out=torch.cat([NONE, *rest]))
     assert known.calibration is not None
     calibration, wild, *rest = known.scores(method, known.calibration, known.wild, *new)
     own, exact_new = known.fitted(method), None

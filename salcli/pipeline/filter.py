@@ -142,7 +142,8 @@ def _by_input(
 
         pair = scored(calibrating), scored(wild_samples(workspace, params, experiment))
         new = scored(others) if len(others := wild_holdout_samples(workspace, params, experiment)) else NONE
-    return FilterScores(*pair, pair if held_out else None, new, (pair[0], new) if held_out else None)
+    exact, exact_new = (pair, (pair[0], new)) if held_out else (None, None)
+    return FilterScores(*pair, exact, held_out=new, exact_held_out=exact_new)
 
 
 def _metrics(result: Filtered) -> dict[str, Any]:
