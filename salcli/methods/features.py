@@ -78,9 +78,10 @@ class Neighbours:
     def distance(self, features: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """To the k-th nearest. It is found in float32, block by block, but for a graph, which has no loops."""
         queries, known = _on_the_sphere(features), self.known.float()
-        size = len(queries) if torch.compiler.is_compiling() else max(1, PRODUCTS_AT_ONCE // len(known))
+        size = max(1, PRODUCTS_AT_ONCE // len(known))
+        blocks = [queries] if torch.compiler.is_compiling() else queries.split(size)  # type: ignore[no-untyped-call]
         found = []
-        for block in queries.split(size):  # type: ignore[no-untyped-call]
+        for block in blocks:
             kth = (block.float() @ known.T).topk(self.k, dim=1).indices[:, -1]
             found.append((block.double() - self.known[kth].double()).norm(dim=1))
         return torch.cat(found)
