@@ -78,10 +78,9 @@ def scored(own: Pile, sides: list[Part], *, learned: bool) -> Iterator[tuple[str
         tau.fit(Known(head, train, wild=representations[1], calibration=representations[0]))
         yield name, [one.numpy() for one in tau.scores_of(*representations)]
     if learned:
-        known = own.train.feature if own.frozen else None
         calibration, wild, *new = [Samples(x.feature, x.logits, one) for x, one in zip(sides, columns, strict=True)]
-        model = fit_mixture(known, calibration, wild)
-        left_out = held_out(known, calibration, wild)
+        model = fit_mixture(own.train.feature, calibration, wild, is_frozen=own.frozen)
+        left_out = held_out(own.train.feature, calibration, wild, is_frozen=own.frozen)
         yield LEARNED, [one.numpy() for one in (*left_out, *map(model.h, new))]
 
 

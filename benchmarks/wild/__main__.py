@@ -63,8 +63,8 @@ def numbers(deal: Deal, pi: float) -> dict[str, Any]:
     found = {name: fpr95(deal.id_test.scores[name], deal.ood_test.scores[name]) for name in deal.wild.scores}
     rivals = {name: fpr95(*rival(deal, pi)) for name, rival in RIVALS.items()}
     start = time.process_time()
-    known = deal.train.feature if deal.frozen else None
-    model = fit_mixture(known, samples(deal.calibration), samples(deal.wild))
+    sides = samples(deal.calibration), samples(deal.wild)
+    model = fit_mixture(deal.train.feature, *sides, is_frozen=deal.frozen)
     seconds = time.process_time() - start
     p = model.h(samples(deal.wild)).sigmoid().numpy()
     listed = p > 0.5

@@ -51,7 +51,7 @@ def certified(calibration: NDArray, wild: NDArray, listed: NDArray[np.bool_], le
 
 def bounds(deal: Deal, seed: int) -> dict[str, int]:
     calibration, wild = samples(deal.calibration), samples(deal.wild)
-    model = fit_mixture(None, calibration, wild)
+    model = fit_mixture(deal.train.feature, calibration, wild)
     listed = (model.h(wild) > 0).numpy()
     committee = [model.quantiles.committee(one.scores).numpy() for one in (calibration, wild)]
     found = {"list": int(listed.sum()), "outliers": int(deal.is_ood[listed].sum())}
@@ -59,7 +59,8 @@ def bounds(deal: Deal, seed: int) -> dict[str, int]:
     splits = {}
     for name, share in (("half", 1 / 2), ("third", 1 / 3)):
         first, second = (calibration.take(rows) for rows in np.split(order, [round(share * len(order))]))
-        own = fit_mixture(None, first, Samples(*(torch.cat(pair) for pair in zip(second, wild, strict=True))))
+        rest = Samples(*(torch.cat(pair) for pair in zip(second, wild, strict=True)))
+        own = fit_mixture(deal.train.feature, first, rest)
         splits[name] = own.h(second).numpy(), own.h(wild).numpy()
     found["committee"] = certified(*committee, listed, 0.95)
     for name, sides in splits.items():

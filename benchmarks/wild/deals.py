@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from salcli.methods.base import Head, Known
-from salcli.methods.combined import members
+from salcli.methods.base import Head, Known, PostHoc, built_in
 from salcli.params.schema import load_params
 from salcli.sal.gradients import Representation
 
@@ -57,10 +56,12 @@ class Deal:
 def post_hoc_scores(head: Head, train: Representation, sides: list[Representation]) -> list[dict[str, Tensor]]:
     """Outlier scores by salcli's post-hoc methods. The only function that knows their interface."""
     found: list[dict[str, Tensor]] = [{} for _ in sides]
-    for name, method in members(load_params(PARAMS)[0]).items():
-        method.fit(Known(head, train))
+    params, known = load_params(PARAMS)[0], Known(head, train)
+    for name in (name for name, own in built_in(PostHoc).items() if not own.needs_wild):
+        method = params.method(name)
+        method.fit(known)
         for own, side in zip(found, sides, strict=True):
-            own[name] = -method.scores(side).double()
+            own[name] = method.scores(side).double()
     return found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from salcli.errors import ParamsError, ThresholdError
 from salcli.methods.base import Known, PostHoc, below, find_method, method
-from salcli.methods.mixture import MEMBERS, HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
+from salcli.methods.mixture import MEMBERS, Contrast, HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
 from salcli.sal.gradients import Representation, RepresentationSource
 
 LEAST_CALIBRATION = 20  # samples that SAL+ learns from
@@ -127,13 +127,15 @@ class SalPlus(Combined):
         if len(known.calibration) < LEAST_CALIBRATION:
             few = f"fewer than {LEAST_CALIBRATION} calibration samples to learn from"
             known.note(f"{self.label}: {few}, so it is the committee")
-            first = self._samples(known.calibration)
-            weight = torch.zeros(sum(one.shape[1] for one in first), dtype=torch.float64)
+            training, *sides = self._sides
+            feature, _, scores = (torch.cat(pair) for pair in zip(*sides, strict=True))
+            contrast = Contrast.fit(feature, self.quantiles.committee(scores), training)
+            weight = torch.zeros(sum(one.shape[1] for one in sides[0]), dtype=torch.float64)
             weight[-len(self.members) :] = 1 / len(self.members)
             none = torch.zeros((), dtype=torch.float64)
-            self.mixture = Mixture(self.quantiles, weight, none, none[None])
+            self.mixture = Mixture(self.quantiles, contrast, none, weight, none, none[None])
         else:
-            self.mixture = fit_mixture(*self._sides, seed=known.seed)
+            self.mixture = fit_mixture(*self._sides, is_frozen=known.is_frozen, seed=known.seed)
 
     def score(self, x: Representation) -> Float[Tensor, " n"]:
         return self.mixture.h(Samples(x.feature, x.logits, self._columns(x)))
@@ -150,7 +152,7 @@ class SalPlus(Combined):
         """By models of five folds."""
         if len(self.known.calibration or ()) < LEAST_CALIBRATION:
             return None
-        return held_out(*self._sides, seed=self.known.seed)
+        return held_out(*self._sides, is_frozen=self.known.is_frozen, seed=self.known.seed)
 
     def exact_scores(self) -> tuple[Pair, Pair]:
         """Of SAL+ with half of the calibration data among the wild data, and of the committee.
@@ -175,9 +177,9 @@ class SalPlus(Combined):
         return self.known.calibration, self.known.wild
 
     @property
-    def _sides(self) -> tuple[Tensor | None, Samples, Samples]:
+    def _sides(self) -> tuple[Tensor, Samples, Samples]:
         calibration, wild = map(self._samples, self._pool)
-        return self.known.features if self.known.is_frozen else None, calibration, wild
+        return self.known.features, calibration, wild
 
     def _samples(self, source: RepresentationSource) -> Samples:
         chunks = [*source.chunks()]

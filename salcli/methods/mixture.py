@@ -3,9 +3,10 @@
 Held-out ID samples C (n) are compared with *all* wild samples W (m). Because a wild sample is ID or an outlier, the
 ratio of their densities is bounded below, and the model knows that:
 
-    p(W|x) / p(C|x) = (m/n) · (1 + e^h(x)),   h(x) = a + 4 u(x) + b g(x) + ⟨w, z(x)⟩
+    p(W|x) / p(C|x) = (m/n) · (1 + e^h(x)),   h(x) = a + 3 u(x) + b g(x) + ⟨w, z(x)⟩
 
-    u   the committee: the mean of post-hoc scores as normal quantiles on C ∪ W, at unit variance
+    u   the committee, the mean of post-hoc scores as normal quantiles on C ∪ W, and 0.3 d, at unit variance
+    d   is larger for samples that are more alike to those with the most outlying committee scores than to training data
     g   a linear direction of W against all ID samples at hand, by ridge regression; b ≥ 0
     z   features, logits and score quantiles; each of these blocks has the total variance v
     a, b, w have normal priors, so the fit minimises −log-likelihood + ½ (a + 5)² / 25 + ½ b² / 3 + ½ ‖w‖²
@@ -17,7 +18,7 @@ not known: h is averaged over some v, weighted by their evidence (Laplace's appr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,14 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from salcli.methods.features import Neighbours
+
 MEMBERS = ("msp", "knn", "mahalanobis-plus", "rmds", "vim", "fdbd")  # of the committee
-SLOPE = 4.0  # of the committee; it is not learned, because without outliers any slope fits
+SLOPE = 3.0  # of u; it is not learned, because without outliers any slope fits
+CONTRAST = 0.3  # d in u, where the committee counts 1
+OUTLYING = 0.05  # share of C ∪ W that d compares with
+N_NEIGHBOURS = 5
+ITSELF = 1e-3  # the least distance of another sample
 TOTAL_VARIANCES = (0.3, 1.0, 3.0, 10.0)  # v
 DIRECTION_VARIANCE = 3.0  # of b
 OFFSET, OFFSET_VARIANCE = -5.0, 25.0
@@ -103,10 +110,38 @@ def _interpolated(x: Float[Tensor, " n"], at: Float[Tensor, " u"], value: Float[
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """d: the cosine to the k-th nearest of the most outlying samples of C ∪ W, less that of ID training samples.
+
+    Features are standardized on C ∪ W. A sample is not its own neighbour, so d too treats C and W alike.
+    """
+
+    mean: Float[Tensor, " d"]
+    inverse_std: Float[Tensor, " d"]
+    outlying: Neighbours
+    training: Neighbours
+
+    @classmethod
+    def fit(cls, pool: Float[Tensor, "n d"], score: Float[Tensor, " n"], training: Float[Tensor, "l d"]) -> Contrast:
+        mean, inverse_std = pool.double().mean(0), torch.from_numpy(_inverse(pool.double().numpy().std(0)))
+        n_outlying = min(max(N_NEIGHBOURS + 2, round(OUTLYING * len(pool))), len(pool))
+        is_outlying = score >= score.topk(n_outlying).values[-1]
+        sides = [((one.double() - mean) * inverse_std).float() for one in (pool[is_outlying], training)]
+        return cls(mean, inverse_std, *(Neighbours.of(one, min(N_NEIGHBOURS, len(one) - 1)) for one in sides))
+
+    def __call__(self, feature: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        x, k = (feature.double() - self.mean) * self.inverse_std, self.outlying.k
+        first, kth, next_one = (replace(self.outlying, k=i).distance(x) for i in (1, k, k + 1))
+        return (self.training.distance(x) ** 2 - torch.where(first < ITSELF, next_one, kth) ** 2) / 2
+
+
+@dataclass(frozen=True)
 class Mixture:
-    """The fitted model: h is linear in features, logits and score quantiles."""
+    """The fitted model: h is linear in features, logits, score quantiles and d."""
 
     quantiles: NormalQuantiles
+    contrast: Contrast
+    contrast_weight: Float[Tensor, ""]
     weight: Float[Tensor, " c"]
     offset: Float[Tensor, ""]
     evidence: Float[Tensor, " v"]  # the weight of each total variance
@@ -114,7 +149,7 @@ class Mixture:
     def h(self, x: Samples) -> Float[Tensor, " n"]:
         """Outlier scores of any samples; sigmoid(h) is P(outlier) of a wild one."""
         columns = [x.feature.double(), x.logits.double(), self.quantiles(x.scores)]
-        return torch.cat(columns, dim=1) @ self.weight + self.offset
+        return torch.cat(columns, dim=1) @ self.weight + self.contrast_weight * self.contrast(x.feature) + self.offset
 
 
 class HeldOut(NamedTuple):
@@ -124,19 +159,20 @@ class HeldOut(NamedTuple):
     wild: Float[Tensor, " m"]
 
 
-def fit_mixture(known: Float[Tensor, "l d"] | None, calibration: Samples, wild: Samples, *, seed: int = 0) -> Mixture:
-    """Fit C against W. `known` are features of more ID samples: those of the training data, where the features have not
-    been trained on them (a frozen backbone), else None. The seed draws the rows of sides with more than MOST_ROWS."""
+def fit_mixture(
+    training: Float[Tensor, "l d"], calibration: Samples, wild: Samples, *, is_frozen: bool = False, seed: int = 0
+) -> Mixture:
+    """Fit C against W. `training` are features of the ID training data; g learns from them too where the features have
+    not been trained on them (a frozen backbone). The seed draws the rows of sides with more than MOST_ROWS."""
     rng = np.random.default_rng(seed)
     few = [one.take(np.sort(rng.permutation(len(one.logits))[:MOST_ROWS])) for one in (calibration, wild)]
-    if known is not None:
-        known = known[torch.from_numpy(np.sort(rng.permutation(len(known))[:MOST_ROWS]))]
+    training = training[torch.from_numpy(np.sort(rng.permutation(len(training))[:MOST_ROWS]))]
     pool = Samples(*(torch.cat(parts).double() for parts in zip(*few, strict=True)))
     is_wild = np.arange(len(pool.logits)) >= len(few[0].logits)
     quantiles = NormalQuantiles.fit(pool.scores)
 
     # every block is an affine map of [features, logits, quantiles], and so is h
-    rotation, direction, left_out = _directions(pool.feature.numpy(), is_wild, known)
+    rotation, direction, left_out = _directions(pool.feature.numpy(), is_wild, training if is_frozen else None)
     inputs = [one.numpy() for one in (pool.feature, pool.logits, quantiles(pool.scores))]
     n_inputs = [one.shape[1] for one in inputs]
     maps = [rotation, np.diag(_inverse(inputs[1].std(0))), np.diag(_inverse(inputs[2].std(0)))]
@@ -148,8 +184,12 @@ def fit_mixture(known: Float[Tensor, "l d"] | None, calibration: Samples, wild: 
         block *= scale
         maps[i] = np.concatenate([block if i == j else np.zeros((n, block.shape[1])) for j, n in enumerate(n_inputs)])
     mean_quantile = inputs[2].mean(1)
-    scale = SLOPE * _inverse(mean_quantile.std())
-    u = scale * (mean_quantile - mean_quantile.mean())
+    contrast = Contrast.fit(pool.feature, torch.from_numpy(mean_quantile), training)
+    d = contrast(pool.feature).numpy()
+    scales = np.array([_inverse(mean_quantile.std()), CONTRAST * _inverse(d.std())])
+    u = np.column_stack([mean_quantile - mean_quantile.mean(), d - d.mean()])
+    scales *= SLOPE * _inverse((u @ scales).std())
+    u = u @ scales
     g_scale = _inverse(left_out.std())
     g = g_scale * (left_out - left_out.mean())
 
@@ -171,9 +211,10 @@ def fit_mixture(known: Float[Tensor, "l d"] | None, calibration: Samples, wild: 
 
     weight = np.concatenate(maps, axis=1) @ np.array(w)
     weight[: n_inputs[0]] += b * g_scale * direction
-    weight[-n_inputs[2] :] += scale / n_inputs[2]
-    offset = a - np.concatenate([one.mean(0) for one in inputs]) @ weight
-    return Mixture(quantiles, *(torch.from_numpy(np.asarray(one)) for one in (weight, offset, evidence)))
+    weight[-n_inputs[2] :] += scales[0] / n_inputs[2]
+    offset = a - np.concatenate([one.mean(0) for one in inputs]) @ weight - scales[1] * d.mean()
+    numbers = (torch.from_numpy(np.asarray(one)) for one in (scales[1], weight, offset, evidence))
+    return Mixture(quantiles, contrast, *numbers)
 
 
 def _fitted(
@@ -232,14 +273,17 @@ def _directions(
     return (std[:, None] * vectors)[:, :MOST_COMPONENTS], std * (vectors @ best[1]), best[2]
 
 
-def held_out(known: Float[Tensor, "l d"] | None, calibration: Samples, wild: Samples, *, seed: int = 0) -> HeldOut:
+def held_out(
+    training: Float[Tensor, "l d"], calibration: Samples, wild: Samples, *, is_frozen: bool = False, seed: int = 0
+) -> HeldOut:
     """h of every calibration and wild sample by a model that was fitted to the other folds of both."""
     rng = np.random.default_rng([seed, 1])
     folds = [rng.permutation(len(one.logits)) % N_FOLDS for one in (calibration, wild)]
     found = HeldOut(*(torch.empty(len(fold), dtype=torch.float64) for fold in folds))
     for k in range(N_FOLDS):
         sides = [(one, fold == k) for one, fold in zip((calibration, wild), folds, strict=True)]
-        model = fit_mixture(known, *(one.take(np.flatnonzero(~left)) for one, left in sides), seed=seed)
+        others = (one.take(np.flatnonzero(~left)) for one, left in sides)
+        model = fit_mixture(training, *others, is_frozen=is_frozen, seed=seed)
         for values, (one, left) in zip(found, sides, strict=True):
             values[torch.from_numpy(left)] = model.h(one.take(np.flatnonzero(left)))
     return found

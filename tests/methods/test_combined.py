@@ -37,6 +37,9 @@ def samples(seed: int, n: int, n_ood: int = 0, shift: float = 3.0) -> Representa
     return Representation(torch.from_numpy(feature), logits, logits.argmax(1))
 
 
+TRAINING = samples(1000, 200).feature
+
+
 def members() -> CombinedParams:
     return CombinedParams({"energy": Energy(), "msp": Msp(), "mahalanobis": Mahalanobis()})
 
@@ -133,7 +136,7 @@ def test_undefined_scores_are_counted() -> None:
 def test_the_score_is_the_h_of_the_mixture_also_chunk_by_chunk_and_one_by_one() -> None:
     calibration, wild, x = samples(1, 80), samples(2, 200, n_ood=40), samples(3, 50)
     method = fitted(SalPlus(members()), calibration, wild)
-    model = fit_mixture(None, as_samples(calibration), as_samples(wild))
+    model = fit_mixture(TRAINING, as_samples(calibration), as_samples(wild))
     for source in (x, wild, InFours(**vars(x))):
         torch.testing.assert_close(method.scores(source), model.h(as_samples(Representation(**vars(source)))))
     torch.testing.assert_close(method.score(x), method.scores(x))
@@ -233,14 +236,14 @@ def samples_scores(method: SalPlus) -> np.ndarray:
 def test_each_sample_is_held_out_of_the_model_that_scores_it() -> None:
     """Changed, it changes its own score by nothing but itself: as a new sample of the model of the other folds."""
     calibration, wild = as_samples(samples(1, 60)), as_samples(samples(2, 150, n_ood=30))
-    found = held_out(None, calibration, wild, seed=3)
+    found = held_out(TRAINING, calibration, wild, seed=3)
     rng = np.random.default_rng([3, 1])
     folds = [rng.permutation(len(one.logits)) % mixture.N_FOLDS for one in (calibration, wild)]
     rest = [one.take(np.flatnonzero(fold != 2)) for one, fold in zip((calibration, wild), folds, strict=True)]
-    model = fit_mixture(None, *rest, seed=3)
+    model = fit_mixture(TRAINING, *rest, seed=3)
     for values, one, fold in zip(found, (calibration, wild), folds, strict=True):
         torch.testing.assert_close(values[torch.from_numpy(fold == 2)], model.h(one.take(np.flatnonzero(fold == 2))))
-    again = held_out(None, calibration, wild, seed=3)
+    again = held_out(TRAINING, calibration, wild, seed=3)
     assert torch.equal(again.wild, found.wild)
 
 
@@ -261,7 +264,7 @@ def test_odd_data_give_finite_scores(case: str, monkeypatch: pytest.MonkeyPatch)
         wild, calibration = (Representation(torch.ones_like(x.feature), x.logits, x.label) for x in (wild, calibration))
     if case == "many rows":
         monkeypatch.setattr(mixture, "MOST_ROWS", 50)
-    model = fit_mixture(samples(1000, 200).feature, as_samples(calibration), as_samples(wild))
+    model = fit_mixture(TRAINING, as_samples(calibration), as_samples(wild), is_frozen=True)
     assert isinstance(model, Mixture)
     assert float(model.evidence.sum()) == pytest.approx(1)
     for x in (wild, calibration, samples(7, 20)):
