@@ -160,14 +160,15 @@ class SalPlus(Combined):
         The first half tells ID data; the second and the wild samples are all the same to the model, so they can be
         compared. Of few calibration samples, half are too few: then the committee has to certify.
         """
-        known, calibration, wild = self._sides
+        training, calibration, wild = self._sides
         committee = self.quantiles.committee(calibration.scores), self.quantiles.committee(wild.scores)
         n, rng = len(calibration.logits), np.random.default_rng([self.known.seed, 2])
         if n < ENOUGH_TO_SPLIT:
             return committee, committee
         first, second = (np.sort(half) for half in np.array_split(rng.permutation(n), 2))
         mixed = Samples(*(torch.cat(sides) for sides in zip(calibration.take(second), wild, strict=True)))
-        h = fit_mixture(known, calibration.take(first), mixed, seed=self.known.seed).h(mixed)
+        how = {"is_frozen": self.known.is_frozen, "seed": self.known.seed}
+        h = fit_mixture(training, calibration.take(first), mixed, **how).h(mixed)
         return (h[: len(second)], h[len(second) :]), committee
 
     @property
