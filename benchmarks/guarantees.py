@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from benchmarks.wild.deals import CASES, Part
 from salcli.conformal import evidence
+from salcli.methods import MEMBERS
 from salcli.methods.base import Head, Known
-from salcli.methods.mixture import MEMBERS, NormalQuantiles, Samples, fit_mixture, held_out
+from salcli.methods.mixture import NormalQuantiles, Samples, fit_mixture, held_out
 from salcli.methods.sal import Tau
 from salcli.sal.gradients import Representation
 

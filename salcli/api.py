@@ -44,8 +44,8 @@ from salcli.engine.inference import outputs_of
 from salcli.engine.linear_heads import ROUNDS, Examples, FullFit
 from salcli.engine.training import reproducible
 from salcli.errors import did_you_mean
+from salcli.methods import LEAST_CALIBRATION
 from salcli.methods.base import InputScore, Known, built_in
-from salcli.methods.combined import LEAST_CALIBRATION
 from salcli.methods.sal import SAL_PLUS, TAU, Tau
 from salcli.methods.separation import Separation, filter_scores, sentence, separate
 from salcli.models.backbones import LINEAR

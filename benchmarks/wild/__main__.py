@@ -22,7 +22,8 @@ import torch
 from benchmarks.wild.deals import CASES, Deal, Part
 from benchmarks.wild.features import extract
 from benchmarks.wild.rivals import RIVALS
-from salcli.methods.mixture import MEMBERS, Samples, fit_mixture
+from salcli.methods import MEMBERS
+from salcli.methods.mixture import Samples, fit_mixture
 
 PIS = (0.1, 0.02, 0.0)
 TUNING = {

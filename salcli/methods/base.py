@@ -29,7 +29,7 @@ from salcli.engine.device import Compute
 from salcli.engine.inference import BATCH_SIZE, outputs_of
 from salcli.engine.linear_heads import FullFit
 from salcli.engine.training import SCHEDULES, Epoch, Objective, Run, classification, reproducible
-from salcli.errors import ParamsError, SalError, unknown_name
+from salcli.errors import ParamsError, SalError, ThresholdError, unknown_name
 from salcli.models.backbones import LINEAR
 from salcli.models.custom import import_object
 from salcli.models.network import AsGiven, Classifier, NetworkSpec
@@ -276,6 +276,15 @@ class PostHoc(Method):
     def scores_of(self, *sources: RepresentationSource) -> list[Float[Tensor, " n"]]:
         """Of several sources, which some scores compute together."""
         return [self.scores(source) for source in sources]
+
+
+def finite(name: str, scores: Tensor) -> Tensor:
+    """The scores, or an error that says how many are not defined."""
+    if n_undefined := int((~scores.isfinite()).sum()):
+        raise ThresholdError(
+            f"{name} gives NaN or infinity for {n_undefined} of {len(scores)} samples; use another score"
+        )
+    return scores
 
 
 class InputScore(Method):

@@ -12,22 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from salcli.errors import ParamsError, ThresholdError
-from salcli.methods.base import Known, PostHoc, below, find_method, method
-from salcli.methods.mixture import MEMBERS, Contrast, HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
+from salcli.methods import LEAST_CALIBRATION, MEMBERS
+from salcli.methods.base import Known, PostHoc, below, find_method, finite, method
+from salcli.methods.mixture import Contrast, HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
 from salcli.sal.gradients import Representation, RepresentationSource
 
-LEAST_CALIBRATION = 20  # samples that SAL+ learns from
 ENOUGH_TO_SPLIT = 200  # calibration samples: half of them certify more than the committee does by all of them
 Pair = tuple[Tensor, Tensor]  # scores of calibration and of wild data
-
-
-def finite(name: str, scores: Tensor) -> Tensor:
-    """The scores, or an error that says how many are not defined."""
-    if n_undefined := int((~scores.isfinite()).sum()):
-        raise ThresholdError(
-            f"{name} gives NaN or infinity for {n_undefined} of {len(scores)} samples; use another score"
-        )
-    return scores
 
 
 @dataclass(frozen=True)
@@ -167,7 +158,7 @@ class SalPlus(Combined):
             return committee, committee
         first, second = (np.sort(half) for half in np.array_split(rng.permutation(n), 2))
         mixed = Samples(*(torch.cat(sides) for sides in zip(calibration.take(second), wild, strict=True)))
-        how = {"is_frozen": self.known.is_frozen, "seed": self.known.seed}
+        how: dict[str, Any] = {"is_frozen": self.known.is_frozen, "seed": self.known.seed}
         h = fit_mixture(training, calibration.take(first), mixed, **how).h(mixed)
         return (h[: len(second)], h[len(second) :]), committee
 

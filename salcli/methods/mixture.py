@@ -29,7 +29,6 @@ from torch import Tensor
 
 from salcli.methods.features import Neighbours
 
-MEMBERS = ("msp", "knn", "mahalanobis-plus", "rmds", "vim", "fdbd")  # of the committee
 SLOPE = 3.0  # of u; it is not learned, because without outliers any slope fits
 CONTRAST = 0.3  # d in u, where the committee counts 1
 OUTLYING = 0.05  # share of C ∪ W that d compares with

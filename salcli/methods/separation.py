@@ -23,8 +23,7 @@ from salcli.conformal.evidence import (
     verdict,
 )
 from salcli.errors import ThresholdError
-from salcli.methods.base import Known, PostHoc
-from salcli.methods.combined import finite
+from salcli.methods.base import Known, PostHoc, finite
 from salcli.methods.sal import FilterParams
 from salcli.sal.gradients import RepresentationSource
 from salcli.sal.metrics import threshold_that_keeps
@@ -41,11 +40,11 @@ class FilterScores:
     calibration: Float[Tensor, " n"]
     wild: Float[Tensor, " m"]
     # of calibration and wild samples, by a score that treats them in the same way; None: there is none
-    exact: tuple[Float[Tensor, " c"], Float[Tensor, " m"]] | None
+    exact: tuple[Tensor, Tensor] | None
     # the same, by a score that has not learned to tell them; None: the exact one has not
-    plain: tuple[Float[Tensor, " c"], Float[Tensor, " m"]] | None = None
+    plain: tuple[Tensor, Tensor] | None = None
     held_out: Float[Tensor, " h"] = NONE  # of wild data that are held out
-    exact_held_out: tuple[Float[Tensor, " c"], Float[Tensor, " h"]] | None = None
+    exact_held_out: tuple[Tensor, Tensor] | None = None
 
 
 def filter_scores(

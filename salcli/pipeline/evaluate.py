@@ -19,8 +19,7 @@ from salcli.engine.device import Compute, computing, processes
 from salcli.engine.inference import Outputs, outputs_of
 from salcli.errors import BadArtifactError
 from salcli.methods.base import ALL_ID, IdTrained, InputScore, Known, PostHoc, Trained, of_all_id
-from salcli.methods.combined import Committee
-from salcli.methods.sal import protocol, variant_label
+from salcli.methods.sal import COMMITTEE, protocol, variant_label
 from salcli.models.network import Classifier
 from salcli.params.schema import Params
 from salcli.pipeline.loading import (
@@ -243,7 +242,7 @@ class _Bench:
         assert known.wild is not None
         if not len(known.calibration):
             return None
-        calibration, wild = known.scores(Committee.from_params(self.params), known.calibration, known.wild)
+        calibration, wild = known.scores(self.params.method(COMMITTEE), known.calibration, known.wild)
         return share_of_outliers(calibration.numpy(), wild.numpy())
 
     def _over(self, network: Classifier, outputs: Callable[[Tensor], Outputs]) -> list[Tensor]:

@@ -13,8 +13,7 @@ from torch.nn.functional import cross_entropy
 from salcli.engine.batches import Rows
 from salcli.engine.device import computing, processes, resolve_device
 from salcli.engine.inference import outputs_of
-from salcli.methods.base import InputScore, Known
-from salcli.methods.combined import finite
+from salcli.methods.base import InputScore, Known, finite
 from salcli.methods.sal import protocol
 from salcli.methods.separation import NONE, FilterScores, Separation, filter_scores, label_shift, sentence, separate
 from salcli.models.network import Classifier

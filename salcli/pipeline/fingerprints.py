@@ -18,6 +18,7 @@ from typing import Any
 
 from salcli.data.catalogue import custom_paths, data_root, read_from
 from salcli.data.folders import files_below, read_from_custom
+from salcli.methods import MEMBERS
 from salcli.params.reading import lookup, read_yaml
 from salcli.store.files import fingerprint, write_json
 from salcli.store.layout import FINGERPRINTS, Workspace
@@ -192,12 +193,12 @@ def _score(params: dict[str, Any], variant: str) -> str:
 
 
 def _separator(params: dict[str, Any], variant: str, methods: dict[str, str]) -> str:
-    """Code and hyper-parameters of the score that a variant's filter uses; all for those made of others.
+    """Code and hyper-parameters of the score that a variant's filter uses, and of its members.
 
     τ is part of the stage.
     """
     score = _score(params, variant)
-    used = sorted(methods) if score in MADE_OF_OTHERS else [] if score == TAU else [score]
+    used = [score, *MEMBERS] if score in MADE_OF_OTHERS else [] if score == TAU else [score]
     return _joined(f"{methods.get(name)} {params['methods'].get(name)}" for name in used)
 
 

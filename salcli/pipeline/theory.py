@@ -13,8 +13,7 @@ from torch import Tensor
 from salcli.conformal.evidence import Share, share_of_outliers, threshold
 from salcli.errors import ParamsError
 from salcli.methods.base import Known
-from salcli.methods.combined import Committee
-from salcli.methods.sal import TAU
+from salcli.methods.sal import COMMITTEE, TAU
 from salcli.params.schema import Params
 from salcli.pipeline.loading import classifier, id_representation, known_truth, wild_representation
 from salcli.progress import Progress, Silent
@@ -154,7 +153,7 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         task.advance(1)
         network = classifier(workspace, experiment)
         known = Known.of(network, id_train, wild=wild, calibration=calibration, seed=experiment.seed)
-        committee = known.scores(Committee.from_params(params), calibration, wild)
+        committee = known.scores(params.method(COMMITTEE), calibration, wild)
         share = share_of_outliers(*(one.numpy() for one in committee))
         task.advance(1)
         reference = reference_gradients(Gradients(id_train, id_train.label), wild.n_classes, class_conditional=False)

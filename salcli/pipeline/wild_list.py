@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from salcli.methods.combined import LEAST_CALIBRATION
+from salcli.methods import LEAST_CALIBRATION
 from salcli.methods.sal import SAL_PLUS
 from salcli.methods.separation import Separation
 from salcli.params.schema import Params

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from salcli.conformal.evidence import p_values
 from salcli.errors import ThresholdError
-from salcli.methods import combined, mixture
-from salcli.methods.base import Head, Known, PostHoc
-from salcli.methods.combined import LEAST_CALIBRATION, MEMBERS, CombinedParams, Committee, SalPlus, finite
+from salcli.methods import LEAST_CALIBRATION, MEMBERS, combined, mixture
+from salcli.methods.base import Head, Known, PostHoc, finite
+from salcli.methods.combined import CombinedParams, Committee, SalPlus
 from salcli.methods.features import Mahalanobis
 from salcli.methods.logits import Energy, GradNorm, Msp
 from salcli.methods.mixture import Mixture, NormalQuantiles, Samples, fit_mixture, held_out

@@ -63,7 +63,8 @@ def test_commands_say_unknown_and_go_on(project: Path) -> None:
         assert theory.exit_code == 0, theory.stderr
         assert theory.stdout.count(" unknown") == 4
         assert salcli("review", "--out", "list.csv").exit_code == 0
-        assert salcli("report", "--out", "page.html", "--no-open").exit_code == 0
+        page = salcli("report", "--out", "page.html", "--no-open")
+        assert page.exit_code == 0, page.stderr
     assert "unknown" in (project / "page.html").read_text()
     with (project / "list.csv").open(encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))

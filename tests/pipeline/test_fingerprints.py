@@ -94,12 +94,12 @@ def test_docstrings_comments_and_blank_lines_change_nothing(copy: Copy) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_code_of_a_method_changes_the_method_and_no_stage(copy: Copy, family: str) -> None:
-    """But for SAL and scores made of others, which are parts of stages. Methods that use its code change, too."""
+    """But for SAL, which is a part of stages. Methods that use its code change, too."""
     changed = copy.changed_by(f"methods/{family}")
     names = {f"methods.{name}" for name, own in fingerprints.method_families().items() if own == family}
     assert names
     assert names | {"evaluated"} <= changed
-    stages = {"sal": {"code.filter", "code.evaluate", "code.detector"}, "combined": {"code.filter", "code.evaluate"}}
+    stages = {"sal": {"code.filter", "code.evaluate", "code.detector"}}
     assert changed & STAGES == stages.get(family, set())
     users = {
         one for one in FAMILIES if f"salcli.methods.{family} import" in (copy.package / f"methods/{one}.py").read_text()
