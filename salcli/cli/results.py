@@ -186,7 +186,8 @@ def report(
         raise SalError(f"--out {out} is a folder; name a file, for example {out / 'report.html'}")
     chosen = {name: [value] for name, value in shown.items() if value not in (None, "")}
     session = Session.open("report", {"params": params, "scratch": scratch, **chosen}, parallel=False)
-    experiment, unseen = session.experiments[0], shown["unseen"] or ""
+    filtered = (one for one in session.experiments if session.workspace.has(one.candidates))
+    experiment, unseen = next(filtered, session.experiments[0]), shown["unseen"] or ""
     page = collect(session.workspace, session.params, params, experiment, session.progress, unseen=unseen, top=top)
     drawn = [path for chart in page["charts"] for path in chart.write(figures)] if figures else []
     write_text(out, render(page))
