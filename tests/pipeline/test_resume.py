@@ -39,7 +39,7 @@ RUNS: dict[str, tuple[Runner, tuple[Artifact, ...], dict[str, Any], int, int, fl
     ),
     "SAL": (
         train_ood.run, (EXPERIMENT.network("sal"), EXPERIMENT.curve("sal")),
-        {"train_ood.epochs": 2, "train_ood.head": "fitted", "train_ood.candidate_id": True,
+        {"train_ood.epochs": 2, "train_ood.candidate_id": True,
          "train_ood.augment": "flip-crop"}, 448, 2, 1.5,
     ),
     "WOODS": (

@@ -144,7 +144,7 @@ def test_scores_are_their_definitions_and_short_schedules_are_marked(own: Worksp
         for side, images in sides.items():
             with torch.inference_mode():
                 expected = expected_scores(stored_network(own, name), known, images)
-            np.testing.assert_allclose(scores[f"{name}/{side}"][:20], expected, rtol=1e-3, atol=2e-4)
+            np.testing.assert_allclose(-scores[f"{name}/{side}"][:20], expected, rtol=1e-3, atol=2e-4)
     content = json.loads(own.find(SMALL.evaluation("metrics.json")).path.read_text())
     assert [name for name in done.metrics if content[name].get("short_schedule")] == ["step", *ENCODERS]
 
@@ -169,4 +169,4 @@ def test_baselines_on_all_id_data_are_rows_of_their_own(own: Workspace) -> None:
         detector.run(own, params_of(own, values | {"detector.method": "all-id"}), SMALL)
     with torch.inference_mode():
         expected = expected_scores(stored_network(own, "all-id"), known, images)
-    np.testing.assert_allclose(scores["knn@all-id"].id[:20], expected, rtol=1e-3, atol=2e-4)
+    np.testing.assert_allclose(-scores["knn@all-id"].id[:20], expected, rtol=1e-3, atol=2e-4)
