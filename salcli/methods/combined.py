@@ -8,13 +8,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from salcli.errors import ParamsError, ThresholdError
 from salcli.methods import LEAST_CALIBRATION, MEMBERS
 from salcli.methods.base import Known, PostHoc, below, find_method, finite, method
-from salcli.methods.mixture import Contrast, HeldOut, Mixture, NormalQuantiles, Samples, fit_mixture, held_out
+from salcli.methods.mixture import (
+    MOST_ROWS,
+    Contrast,
+    HeldOut,
+    Mixture,
+    NormalQuantiles,
+    Samples,
+    fit_mixture,
+    held_out,
+)
 from salcli.sal.gradients import Representation, RepresentationSource
 
 ENOUGH_TO_SPLIT = 200  # calibration samples: half of them certify more than the committee does by all of them
@@ -132,18 +141,19 @@ class SalPlus(Combined):
         return self.mixture.h(Samples(x.feature, x.logits, self._columns(x)))
 
     def scores(self, source: RepresentationSource, *, fitted_on: bool = False) -> Float[Tensor, " n"]:
-        matrix, found, start = self._matrix(source), torch.empty(len(source), dtype=torch.float64), 0
-        for chunk in source.chunks():
-            rows = slice(start, start + len(chunk))
-            found[rows] = self.mixture.h(Samples(chunk.feature, chunk.logits, matrix[rows]))
-            start += len(chunk)
-        return found
+        return self._h(self.mixture, source)
 
     def held_out_scores(self) -> HeldOut | None:
-        """By models of five folds."""
+        """By models of five folds; samples beyond those that models are fitted to have been seen by none."""
         if len(self.known.calibration or ()) < LEAST_CALIBRATION:
             return None
-        return held_out(*self._sides, is_frozen=self.known.is_frozen, seed=self.known.seed)
+        found = held_out(*self._sides, is_frozen=self.known.is_frozen, seed=self.known.seed)
+        both = []
+        for own, source in zip(found, self._pool, strict=True):
+            values = self._h(self.mixture, source) if len(source) > MOST_ROWS else torch.empty_like(own)
+            values[self._rows(source)] = own
+            both.append(values)
+        return HeldOut(*both)
 
     def exact_scores(self) -> tuple[Pair, Pair]:
         """Of SAL+ with half of the calibration data among the wild data, and of the committee.
@@ -151,16 +161,29 @@ class SalPlus(Combined):
         The first half tells ID data; the second and the wild samples are all the same to the model, so they can be
         compared. Of few calibration samples, half are too few: then the committee has to certify.
         """
-        training, calibration, wild = self._sides
-        committee = self.quantiles.committee(calibration.scores), self.quantiles.committee(wild.scores)
-        n, rng = len(calibration.logits), np.random.default_rng([self.known.seed, 2])
+        known, (calibration, wild) = self.known, self._pool
+        committee = self.quantiles.committee(self._matrix(calibration)), self.quantiles.committee(self._matrix(wild))
+        n, rng = len(calibration), np.random.default_rng([known.seed, 2])
         if n < ENOUGH_TO_SPLIT:
             return committee, committee
-        first, second = (np.sort(half) for half in np.array_split(rng.permutation(n), 2))
-        mixed = Samples(*(torch.cat(sides) for sides in zip(calibration.take(second), wild, strict=True)))
-        how: dict[str, Any] = {"is_frozen": self.known.is_frozen, "seed": self.known.seed}
-        h = fit_mixture(training, calibration.take(first), mixed, **how).h(mixed)
-        return (h[: len(second)], h[len(second) :]), committee
+        first, second = (torch.from_numpy(np.sort(half)) for half in np.array_split(rng.permutation(n), 2))
+        chosen = torch.from_numpy(np.sort(rng.permutation(len(second) + len(wild))[:MOST_ROWS]))
+        is_wild = chosen >= len(second)
+        parts = self._samples(calibration, second[chosen[~is_wild]]), self._samples(wild, chosen[is_wild] - len(second))
+        mixed = Samples(*(torch.cat(sides) for sides in zip(*parts, strict=True)))
+        model = fit_mixture(
+            known.features, self._samples(calibration, first), mixed, is_frozen=known.is_frozen, seed=known.seed
+        )
+        return (self._h(model, calibration)[second], self._h(model, wild)), committee
+
+    def _h(self, model: Mixture, source: RepresentationSource) -> Float[Tensor, " n"]:
+        """Of all samples, chunk by chunk."""
+        matrix, found, start = self._matrix(source), torch.empty(len(source), dtype=torch.float64), 0
+        for chunk in source.chunks():
+            rows = slice(start, start + len(chunk))
+            found[rows] = model.h(Samples(chunk.feature, chunk.logits, matrix[rows]))
+            start += len(chunk)
+        return found
 
     @property
     def _pool(self) -> tuple[RepresentationSource, RepresentationSource]:
@@ -170,10 +193,16 @@ class SalPlus(Combined):
 
     @property
     def _sides(self) -> tuple[Tensor, Samples, Samples]:
-        calibration, wild = map(self._samples, self._pool)
+        """What models are fitted to."""
+        calibration, wild = (self._samples(one, self._rows(one)) for one in self._pool)
         return self.known.features, calibration, wild
 
-    def _samples(self, source: RepresentationSource) -> Samples:
-        chunks = [*source.chunks()]
+    def _rows(self, source: RepresentationSource) -> Int[Tensor, " n"]:
+        """At most so many as a model is fitted to, in rising order: more would only take memory."""
+        order = np.random.default_rng([self.known.seed, 3]).permutation(len(source))
+        return torch.from_numpy(np.sort(order[:MOST_ROWS]))
+
+    def _samples(self, source: RepresentationSource, rows: Int[Tensor, " n"]) -> Samples:
+        chunks = [*source.take(rows).chunks()]
         feature, logits = (torch.cat([getattr(one, name) for one in chunks]) for name in ("feature", "logits"))
-        return Samples(feature, logits, self._matrix(source))
+        return Samples(feature, logits, self._matrix(source)[rows])

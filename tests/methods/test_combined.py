@@ -228,6 +228,17 @@ def test_what_certifies_treats_half_of_the_calibration_data_as_wild(monkeypatch:
     torch.testing.assert_close(torch.cat([c[:7], w[:190]]), torch.cat([other_c[:7], other_w[:190]]), atol=1e-2, rtol=0)
 
 
+def test_of_large_sides_some_samples_are_fitted_to_and_all_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(combined, "MOST_ROWS", 200)
+    is_ood, calibration = torch.arange(900) >= 780, samples(1, 300)
+    method = fitted(SalPlus(members()), calibration, samples(2, 900, n_ood=120, shift=4.0))
+    (held_back, wild), _ = method.exact_scores()
+    for own in (method.held_out_scores().wild, wild):
+        assert ood_metrics(own[~is_ood].numpy(), own[is_ood].numpy()).auroc > 0.95
+    assert (len(method.held_out_scores().calibration), len(held_back)) == (300, 150)
+    assert np.mean(p_values(held_back.numpy(), wild[~is_ood].numpy()) <= 0.1) == pytest.approx(0.1, abs=0.06)
+
+
 def samples_scores(method: SalPlus) -> np.ndarray:
     """Of new ID samples."""
     return method.scores(samples(999, 400)).numpy()
