@@ -1,4 +1,4 @@
-"""The filter against dense SVDs, the learned separator against τ, their growth, and the price of storing logits."""
+"""The filter against dense SVDs, SAL+ against τ, their growth, and the price of storing logits."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from benchmarks.speed.measuring import (
     seconds_of,
     side_by_side,
 )
-from salcli.methods.combined import Learned, learn
+from salcli.methods.base import Known
+from salcli.methods.combined import CombinedParams, SalPlus
 from salcli.methods.logits import Energy, GradNorm, Msp
-from salcli.methods.sal import labeled_gradients, tau, unlabeled_gradients
 from salcli.pipeline import filter as filter_stage
-from salcli.pipeline.loading import id_representation, wild_representation
+from salcli.pipeline.loading import classifier, id_representation, wild_representation
 from salcli.sal.gradients import Factors, FactorSource, Gradients, Representation
+from salcli.sal.tau import Spectrum, class_conditional_tau
 from salcli.store.formats import CHUNK_BYTES, RepresentationFile
 
 TOLERANCE = 1e-5  # of the largest score
@@ -61,15 +62,14 @@ def filtering(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 
 def _learning_against_tau(setup: Setup, sizes: Sizes, size: str) -> Row:
-    """The fits of all folds and penalties, the choice between them, and all scores."""
+    """The fit and all scores."""
     gradients, n_calibration = _gradients(setup), max(sizes.classes, sizes.wild // 10)
 
     def once() -> None:
-        wild, calibration, id_train = gradients
-        tau(wild, [wild, calibration], id_train, sizes.classes, setup.params.filter)
+        _tau(*gradients, setup)
 
     timed = side_by_side(lambda: _learn(setup, n_calibration), once, sizes.repeats)
-    return Row.of_times(f"learned separator, {size} / τ", Goal(20, at_most=True), timed)
+    return Row.of_times(f"SAL+ of three scores, {size} / τ", Goal(20, at_most=True), timed)
 
 
 def scale(sizes: Sizes, folder: Path) -> Iterator[Row]:
@@ -80,7 +80,7 @@ def scale(sizes: Sizes, folder: Path) -> Iterator[Row]:
         in_new_process(costs_at_scale, n, n_calibration, *shape) for n in (m, m // 4)
     )
     size = f"m {m:,} / {m // 4:,}, K {shape[0]:,}, D {shape[1]:,}"
-    for what, (seconds, peak), (less, lower) in zip(("filter", "learned separator"), large, small, strict=True):
+    for what, (seconds, peak), (less, lower) in zip(("filter", "SAL+ of three scores"), large, small, strict=True):
         yield Row.of_times(f"{what}, {size}, time", Goal(4.2, at_most=True), Timed([seconds], [less]))
         yield Row.of_memory(f"{what}, {size}, peak memory", peak, lower)
     whole = large[0][1].whole
@@ -105,7 +105,7 @@ def scale(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 
 def costs_at_scale(n_wild: int, n_calibration: int, n_classes: int, n_features: int) -> tuple[Any, ...]:
-    """Seconds and peak of the filter, then of the learned separator, whose calibration data do not grow.
+    """Seconds and peak of the filter, then of SAL+, whose calibration data do not grow.
 
     Then of a stored sample: bytes, seconds to read it, and seconds to compute its logits instead.
     """
@@ -168,7 +168,7 @@ def _against_residuals_in_memory(setup: Setup, sizes: Sizes, size: str) -> Row:
     logits = [replace(gradients, source=LogitsInMemory(**vars(_whole(gradients)))) for gradients in from_files]
 
     def scores(wild: FactorSource, calibration: FactorSource, id_train: FactorSource) -> Scores:
-        found = tau(wild, [wild, calibration], id_train, sizes.classes, setup.params.filter)
+        found = _tau(wild, calibration, id_train, setup)
         return found[0].numpy(), found[1].numpy()
 
     _check_same(scores(*from_files), scores(*residuals))
@@ -182,32 +182,47 @@ def _against_residuals_in_memory(setup: Setup, sizes: Sizes, size: str) -> Row:
     )
 
 
-def _learn(setup: Setup, n_calibration: int) -> Learned:
-    """From features, logits and three scores of them."""
+def _learn(setup: Setup, n_calibration: int) -> torch.Tensor:
+    """SAL+ from features, logits and three scores of them: its fit, and the scores of all wild samples."""
     workspace, _, experiment = setup
-    wild = wild_representation(workspace, experiment)
     calibration = id_representation(workspace, "calibration", experiment).take(torch.arange(n_calibration))
-    scores = {one.name: (-one.scores(wild), -one.scores(calibration)) for one in (Energy(), Msp(), GradNorm())}
-    return learn(wild, calibration, scores, experiment.seed)
+    known = Known.of(
+        classifier(workspace, experiment),
+        id_representation(workspace, "train", experiment),
+        wild=wild_representation(workspace, experiment),
+        calibration=calibration,
+    )
+    method = SalPlus(CombinedParams({one.name: one for one in (Energy(), Msp(), GradNorm())}))
+    method.fit(known)
+    return method.scores(known.wild)
+
+
+def _tau(wild: FactorSource, calibration: FactorSource, id_train: FactorSource, setup: Setup) -> list[torch.Tensor]:
+    params, n_classes = setup.params.filter, int(id_train.label.max()) + 1
+    per_class = params.reference == "class-conditional"
+    spectrum, sources = Spectrum(id_train, [wild], contrast=False), [wild, calibration]
+    if params.svd == "class-agnostic":
+        direction = spectrum.of_all(n_classes, class_conditional_reference=per_class)
+        return [direction.tau(one) for one in sources]
+    return class_conditional_tau(spectrum.of_classes(range(n_classes), class_conditional_reference=per_class), sources)
 
 
 # -- the same scores in other ways
 
 
 def _filter(setup: Setup) -> Scores:
-    found = filter_stage.run(*setup).candidates
-    return found.wild_score, found.calibration_score
+    found = filter_stage.run(*setup).separation.scores
+    return found.wild.numpy(), found.calibration.numpy()
 
 
 def _gradients(setup: Setup) -> tuple[Gradients, Gradients, Gradients]:
     """Of the wild, calibration and ID training samples, from files, as the filter takes them."""
-    workspace, params, experiment = setup
+    workspace, _, experiment = setup
     wild = wild_representation(workspace, experiment)
-    calibration = id_representation(workspace, "calibration", experiment)
+    id_train, calibration = (id_representation(workspace, part, experiment) for part in ("train", "calibration"))
     return (
-        unlabeled_gradients(wild, params.filter, experiment.seed, "wild"),
-        unlabeled_gradients(calibration, params.filter, experiment.seed, "calibration"),
-        labeled_gradients(id_representation(workspace, "train", experiment), params.filter),
+        *(Gradients(one, one.predicted) for one in (wild, calibration)),
+        Gradients(id_train, id_train.label),
     )
 
 

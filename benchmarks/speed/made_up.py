@@ -121,7 +121,7 @@ def vector_project(folder: Path, n_wild: int, dimensions: int, post_hoc: tuple[s
 
 def filter_project(folder: Path, n_wild: int, n_classes: int, n_features: int, svd: str = "class-conditional") -> Setup:
     """Representations of an ID training set as large as the wild set, of a calibration set and of the wild set."""
-    setup = empty_project(folder, {"filter.svd": svd})
+    setup = empty_project(folder, {"filter.svd": svd, "filter.directions": "wild"})
     workspace, _, experiment = setup
     # never read: representations store the fingerprints of these three files
     none = np.empty(0, np.int64)

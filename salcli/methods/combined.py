@@ -172,7 +172,7 @@ class SalPlus(Combined):
         parts = self._samples(calibration, second[chosen[~is_wild]]), self._samples(wild, chosen[is_wild] - len(second))
         mixed = Samples(*(torch.cat(sides) for sides in zip(*parts, strict=True)))
         model = fit_mixture(
-            known.features, self._samples(calibration, first), mixed, is_frozen=known.is_frozen, seed=known.seed
+            self._training, self._samples(calibration, first), mixed, is_frozen=known.is_frozen, seed=known.seed
         )
         return (self._h(model, calibration)[second], self._h(model, wild)), committee
 
@@ -195,7 +195,12 @@ class SalPlus(Combined):
     def _sides(self) -> tuple[Tensor, Samples, Samples]:
         """What models are fitted to."""
         calibration, wild = (self._samples(one, self._rows(one)) for one in self._pool)
-        return self.known.features, calibration, wild
+        return self._training, calibration, wild
+
+    @property
+    def _training(self) -> Float[Tensor, "l d"]:
+        own = self.known.id_train
+        return torch.cat([chunk.feature for chunk in own.take(self._rows(own)).chunks()])
 
     def _rows(self, source: RepresentationSource) -> Int[Tensor, " n"]:
         """At most so many as a model is fitted to, in rising order: more would only take memory."""

