@@ -280,7 +280,10 @@ def label_shift_p_value(calibration: Ints, wild: Ints) -> float:
     if counts.shape[1] < 2:
         return 1.0
     expected = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / counts.sum()
-    return float(chdtrc(counts.shape[1] - 1, ((counts - expected) ** 2 / expected).sum()))
+    differences = np.abs(counts - expected)
+    if counts.shape[1] == 2:
+        differences = np.maximum(differences - 0.5, 0)  # Yates
+    return float(chdtrc(counts.shape[1] - 1, (differences**2 / expected).sum()))
 
 
 # -- many p-values

@@ -56,6 +56,7 @@ def filter_scores(
     if params.calibration != "holdout":
         wild, *rest = known.scores(method, known.wild, *new)
         calibration = known.fitted(method).scores(known.id_train, fitted_on=True)
+        calibration = calibration[~calibration.isnan()]  # τ of classes that no wild sample is predicted as
         pair = finite(method.name, calibration), finite(method.name, wild)
         return FilterScores(*pair, None, held_out=torch.cat([NONE, *rest]))
     assert known.calibration is not None
