@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from salcli.sal.gradients import of_each_sample
 from salcli.sal.tau import SeparationErrors, separation_errors
 from salcli.store.files import as_json, write_csv, write_json
 from salcli.store.formats import Candidates, RepresentationFile, write_candidates
-from salcli.store.layout import Experiment, Workspace
+from salcli.store.layout import UNKNOWN, Experiment, Workspace
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,9 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
     own, notes, network = params.filter, list[str](), classifier(workspace, experiment)
     id_train, calibration = (id_representation(workspace, part, experiment) for part in ("train", "calibration"))
     wild = wild_representation(workspace, experiment)
-    held_out = RepresentationFile.open(workspace.find(experiment.wild_holdout_representation))
+    held_out = None  # it is on the list of your own wild data; of those that salcli mixed, nobody needs to see it here
+    if experiment.pi == UNKNOWN:
+        held_out = RepresentationFile.open(workspace.find(experiment.wild_holdout_representation))
     method, n_classes = params.filter_score(), id_train.n_classes
     with (progress or Silent()).task(f"filter, {experiment}, {own.score}", n_classes, "classes") as task:
         if isinstance(method, InputScore):
@@ -122,8 +125,11 @@ def run(workspace: Workspace, params: Params, experiment: Experiment, progress: 
         how = {"seed": experiment.seed, "filter": own.model_dump()}
         write_candidates(written[0], candidates, workspace.about(experiment.candidates, **how))
         write_json(written[1], as_json(_metrics(result)))
-        predicted = wild.predicted.numpy(), held_out.predicted.numpy()
-        write_csv(written[2], wild_list(workspace, params, experiment, found, predicted), COLUMNS)
+        rows: Iterable[dict[str, Any]] = ()
+        if held_out is not None:
+            predicted = wild.predicted.numpy(), held_out.predicted.numpy()
+            rows = wild_list(workspace, params, experiment, found, predicted)
+        write_csv(written[2], rows, COLUMNS)
     return result
 
 
@@ -140,7 +146,9 @@ def _by_input(
             return finite(method.name, method.score(outputs_of(network, outputs, rows, size, compute, task)[0]))
 
         pair = scored(calibrating), scored(wild_samples(workspace, params, experiment))
-        new = scored(others) if len(others := wild_holdout_samples(workspace, params, experiment)) else NONE
+        new = NONE
+        if experiment.pi == UNKNOWN and len(others := wild_holdout_samples(workspace, params, experiment)):
+            new = scored(others)
     exact, exact_new = (pair, (pair[0], new)) if held_out else (None, None)
     return FilterScores(*pair, exact, held_out=new, exact_held_out=exact_new)
 

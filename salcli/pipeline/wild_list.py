@@ -15,7 +15,7 @@ from salcli.methods.separation import Separation
 from salcli.params.schema import Params
 from salcli.pipeline.loading import wild_holdout_samples, wild_samples
 from salcli.store.formats import names_of, read_digests, read_samples
-from salcli.store.layout import UNKNOWN, Experiment, Workspace, prepared_set
+from salcli.store.layout import Experiment, Workspace, prepared_set
 from salcli.store.review import as_cell
 
 COLUMNS = ("file", "row", "id", "class", "p_outlier", "p_value", "flagged", "note")
@@ -29,9 +29,7 @@ def wild_list(
     found: Separation,
     predicted: tuple[Int[np.ndarray, " m"], Int[np.ndarray, " h"]],  # classes of wild and of held-out samples
 ) -> Iterator[dict[str, Any]]:
-    """The lines of wild.csv. There are none where salcli mixed the wild data, for they would tell ID from OOD data."""
-    if experiment.pi != UNKNOWN:
-        return
+    """The lines of wild.csv. None are written where salcli mixed the wild data: they would tell ID from OOD data."""
     id_found, wild_found = (workspace.find(prepared_set(name)) for name in (params.data.id, experiment.ood))
     id_set, digests = read_samples(id_found), read_digests(wild_found)
     assert id_set.labels is not None

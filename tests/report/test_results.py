@@ -318,7 +318,7 @@ def filtered(n_outliers: int, errors: SeparationErrors | None) -> Filtered:
     params = validated(default_params(), "params.yaml").filter
     found = separate(FilterScores(calibration, wild, (calibration, wild)), params)
     fit = IdFit(train_risk=0.02, train_accuracy=0.99, calibration_accuracy=0.75)
-    return Filtered(Experiment(0, "far", 0.1), found, "sal", errors, fit, 100, 462, "held out", [], [])
+    return Filtered(Experiment(0, "far", 0.1), found, "sal", errors, fit, 100, 462, "held out", [], "", [])
 
 
 def test_the_filter_shows_its_errors_and_warns_where_it_finds_nothing() -> None:
