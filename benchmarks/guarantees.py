@@ -113,6 +113,22 @@ def without_outliers(
                 yield name, f"new p ≤ {100 * level:g}", 100 * float((evidence.p_values(c, part) <= level).mean())
 
 
+def with_other_shares(
+    own: Pile, sizes: tuple[int, int], deal: int, *, learned: bool
+) -> Iterator[tuple[str, str, float]]:
+    """Label shift: wild ID samples of predicted classes in shares drawn from Dirichlet(1), no outliers."""
+    n, m = sizes
+    rng = np.random.default_rng([deal, 3])
+    classes = own.ids.logits.argmax(1).numpy()
+    order = rng.permutation(len(classes))
+    shares, left = rng.dirichlet(np.ones(own.ids.logits.shape[1])), order[n:]
+    chance = shares[classes[left]] / np.bincount(classes, minlength=len(shares))[classes[left]]
+    n_wild = min(m, len(left) // 3)
+    wild = rng.choice(left, n_wild, replace=False, p=chance / chance.sum())
+    for name, (c, w) in scored(own, [own.ids.take(order[:n]), own.ids.take(wild)], learned=learned):
+        yield name, "ERR_in 5, label shift", 100 * float((w > evidence.threshold(c, 0.05)).mean())
+
+
 def with_outliers(
     own: Pile, sizes: tuple[int, int], pi: float, deal: int, *, learned: bool
 ) -> Iterator[tuple[str, str, float]]:
@@ -157,6 +173,9 @@ def run(folder: Path, name: str, n_deals: int, n_learned: int) -> dict[str, dict
     deals = partial(without_outliers, own, (n, m))
     for deal in range(n_deals):
         for method, what, value in deals(deal, learned=deal < n_learned):
+            found[method][what].append(value)
+    for deal in range(n_deals // 5):
+        for method, what, value in with_other_shares(own, (n, m), deal, learned=deal < n_learned // 2):
             found[method][what].append(value)
     for pi in PIS:
         for deal in range(n_deals // 5):

@@ -359,7 +359,7 @@ def certificate_chart(candidates: Candidates) -> Chart | None:
         plot.set(
             xlabel="wild samples, highest score first", ylabel="certified outliers", xlim=(0, length), ylim=(0, None)
         )
-        plot.legend(loc="upper left")
+        plot.legend(loc="upper left", frameon=True, framealpha=1, edgecolor="none")
     sure = longest_certified(certified, 0.8)
     summary = f"At least {certified[n_candidates - 1] if n_candidates else 0:,} of the candidates are outliers. "
     summary += f"Down to the first {sure:,} samples at least 80% are." if sure else "No list is certified to 80%."

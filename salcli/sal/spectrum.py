@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
 from salcli.sal.gradients import ALONE, Factors, FactorSource, Workers
@@ -30,6 +30,7 @@ RESIDENT_BYTES, PIECE_BYTES = 2**26, 2**21
 # rows, and real gradients have one direction that stands out: most runs are done with the first vectors, and the
 # projections have eight digits then (docs/performance.md).
 KEPT_VECTORS, TOLERANCE = 8, 1e-10
+MOST_RESTARTS, MANY_VECTORS, ROUGHLY = 200, 64, 1e-6  # where that is not enough
 # Squared singular values this far below the largest are rounding errors, not directions …
 RELATIVE_RANK = 1e-12
 # … and so is all that is left when rows and reference cancel to the last digits.
@@ -230,7 +231,11 @@ def _arpack(
     # ARPACK takes very small values for zeros, and the gradients of a confident network are very small
     operator = LinearOperator((size, size), matvec=lambda x: on_cpu(x) / scale, dtype=np.float64)
     n_kept = min(size, max(KEPT_VECTORS, 2 * n_vectors + 1))
-    found, columns = eigsh(operator, k=n_vectors, which="LA", v0=start, rng=rng, ncv=n_kept, tol=TOLERANCE)
+    how = {"k": n_vectors, "which": "LA", "v0": start, "rng": rng}
+    try:
+        found, columns = eigsh(operator, ncv=n_kept, tol=TOLERANCE, maxiter=MOST_RESTARTS, **how)
+    except ArpackNoConvergence:  # no direction stands out, as in a contrast without outliers
+        found, columns = eigsh(operator, ncv=min(size, max(MANY_VECTORS, n_kept)), tol=ROUGHLY, **how)
     order = np.argsort(found)[::-1].copy()
     return torch.from_numpy(found[order] * scale).to(device), torch.from_numpy(columns[:, order]).to(device)
 
