@@ -2,7 +2,7 @@
 
     python -m benchmarks.future_p_values [--project FOLDER] [--deals 200]
 
-All ID samples of a project's first seed that its classifier was not trained on are dealt anew: to calibration data, to
+All ID samples of a project's first seed that its classifier was not trained on are dealt again: to calibration data, to
 wild data (with a share π of OOD data) and to new samples, of each as many as in the project. SAL+ and the committee are
 fitted to each deal, as the stage `detector` fits them.
 """
